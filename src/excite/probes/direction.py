@@ -34,8 +34,8 @@ def angle(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
         >>> round(float(angle([torch.tensor([1.0, 0.0])], [torch.tensor([1.0, 1.0])])), 4)  # π/4
         0.7854
     """
-    one, other = same_shapes(one, other, "tensors")
-    result = _angle(one, other)
+    first, other = same_shapes(one, other, "tensors")
+    result = _angle(first, other)
     if not bool(torch.isfinite(result)):
         raise InputError("expected tensors that are not all zero: zero has no direction")
     return result

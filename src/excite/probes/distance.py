@@ -38,8 +38,8 @@ def distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[T
 
 
 def _distance(parameters: Iterable[Tensor], initial: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    start = [one.detach() for one in initial]
-    moved = tensor_norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(parameters, start)]).norm()
+    start = [weight.detach() for weight in initial]
+    moved = tensor_norms([p.detach() - weight.to(p.device, p.dtype) for p, weight in zip(parameters, start)]).norm()
     return moved, moved / tensor_norms(start).to(moved.device).norm()
 
 
@@ -47,11 +47,14 @@ def tensor_norms(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
     """Norms of several tensors, by default Euclidean, (count,) in float64; of the full tensors where these are sharded."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    wide = [one if one.dtype in (torch.float32, torch.float64) else one.float() for one in tensors]
-    norms = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in torch._foreach_norm(wide, order)]
-    if len({(one.dtype, one.device) for one in norms}) == 1:
+    wide = [tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float() for tensor in tensors]
+    norms = [
+        tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for tensor in torch._foreach_norm(wide, order)
+    ]
+    if len({(tensor.dtype, tensor.device) for tensor in norms}) == 1:
         return torch.stack(norms).double()  # few kernels
-    return torch.stack([one.double().to(norms[0].device) for one in norms])
+    return torch.stack([tensor.double().to(norms[0].device) for tensor in norms])
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -128,7 +131,9 @@ class Distance(Probe):
         if self._groups is None or self._groups.paths != list(current):
             self._groups = LayerGroups(current)
             self._sizes = self._groups.norms(start).tolist()
-        moved = self._groups.norms([p.detach() - one.to(p.device, p.dtype) for p, one in zip(current.values(), start)])
+        moved = self._groups.norms(
+            [p.detach() - weight.to(p.device, p.dtype) for p, weight in zip(current.values(), start)]
+        )
         values: dict[str, Tensor] = {}
         for layer, size, length in zip(self._groups.layers, self._sizes, moved.unbind()):
             suffix = f"/{layer}" if layer else ""

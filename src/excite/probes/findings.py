@@ -152,9 +152,9 @@ def fall(series: Series) -> Change | None:
     steps, values = binned_median(series)
     if len(steps) < 2:
         return None
-    peak, now = float(values.max()), float(values[-1])
-    since = int(steps[np.flatnonzero(values >= peak - 0.1 * (peak - now))[-1]])
-    return Change(peak, now, since, noise(values), len(values))
+    peak, last = float(values.max()), float(values[-1])
+    since = int(steps[np.flatnonzero(values >= peak - 0.1 * (peak - last))[-1]])
+    return Change(peak, last, since, noise(values), len(values))
 
 
 def rise(series: Series) -> Change | None:
@@ -177,8 +177,8 @@ def learned(history: MetricSeries) -> int:
 
 def first_nonfinite(series: Series) -> int | None:
     """The first step whose value is not a finite number."""
-    broken = np.flatnonzero(~np.isfinite(series[1]))
-    return int(series[0][broken[0]]) if len(broken) else None
+    nonfinite = np.flatnonzero(~np.isfinite(series[1]))
+    return int(series[0][nonfinite[0]]) if len(nonfinite) else None
 
 
 def since_step(series: Series, step: int) -> Series:

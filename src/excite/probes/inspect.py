@@ -54,12 +54,12 @@ class CaptureInputs(UnitMode):
             self.found[-1].own = output > 0
         return output
 
-    def units(self, one: CapturedCall) -> Tensor | None:
+    def units(self, captured: CapturedCall) -> Tensor | None:
         """(R, units): which rows activate which unit, once the pass is over."""
         if not self.active:
             return None
-        positive = self.positive(one.number, lambda: one.own)
-        return unit_rows(one.call, one.shape, positive, self.patches, first=one.first, seed=self.seed)
+        positive = self.positive(captured.number, lambda: captured.own)
+        return unit_rows(captured.call, captured.shape, positive, self.patches, first=captured.first, seed=self.seed)
 
 
 @dataclass
@@ -154,8 +154,8 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         if self.whole:
             for start in range(0, self._size, self._batch):
-                part = slice(start, start + self._batch)
-                yield tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, self._data)  # noqa: B023
+                rows = slice(start, start + self._batch)
+                yield tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, self._data)  # noqa: B023
             return
         for item in self._data:
             if self._inputs is not None:

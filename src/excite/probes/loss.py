@@ -67,18 +67,18 @@ def _loss(history: MetricSeries) -> list[Finding]:
     steps, values = binned_median(history["loss/step"])
     if len(steps) < 2:
         return []
-    start, low, now = float(values[0]), float(values.min()), float(values[-1])
+    start, low, last = float(values[0]), float(values.min()), float(values[-1])
     up = rise(history["loss/step"])
-    if up is not None and now > start and up.large:
-        return [Finding("warning", f"The loss has risen from {number(up.before)} to {number(now)} since step {up.since:,}, "
+    if up is not None and last > start and up.large:
+        return [Finding("warning", f"The loss has risen from {number(up.before)} to {number(last)} since step {up.since:,}, "
                                   "above where it began: training diverges.",
                         "Lower the learning rate or the radius, or clip gradients.")]  # fmt: skip
     spread = noise(values)
-    if np.isfinite(spread) and abs(now - start) <= 3 * spread:
+    if np.isfinite(spread) and abs(last - start) <= 3 * spread:
         return [
-            Finding("note", f"The loss did not change beyond its noise: {number(start)} at first, {number(now)} now.")
+            Finding("note", f"The loss did not change beyond its noise: {number(start)} at first, {number(last)} now.")
         ]
-    text = f"The loss went from {number(start)} to {number(now)}"
+    text = f"The loss went from {number(start)} to {number(last)}"
     if up is not None and up.large:
         text += f"; it has been lower, {number(low)} at step {up.since:,}"
     return [Finding("note", text + ".")]

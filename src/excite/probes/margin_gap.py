@@ -111,18 +111,18 @@ class MarginGap(Probe):
         **options: Any,
     ):
         super().__init__(PaidSchedule(0.027, advance=1.8) if schedule is None else schedule)
-        given = {part: pair for part, pair in (("train", train), ("test", test)) if pair is not None}
-        if not given:
+        data = {split: pair for split, pair in (("train", train), ("test", test)) if pair is not None}
+        if not data:
             raise InputError("MarginGap: expected points and labels, train=(x, y), test=(x, y) or both; got neither")
-        self.data = {part: _checked(pair, part) for part, pair in given.items()}
+        self.data = {split: _checked(pair, split) for split, pair in data.items()}
         self.points, self.final_points = check_count(points, "points"), check_count(final_points, "final_points")
         self.seconds = check_number(seconds, "seconds", 0)
         self.options = _checked_options(options)
-        for part, (x, _) in self.data.items():
-            _check_range(x, part, self.options)
+        for split, (x, _) in self.data.items():
+            _check_range(x, split, self.options)
         self.key = key
-        self._sizes = {part: min(self.points, len(y)) for part, (_, y) in self.data.items()}  # during training
-        self._found: dict[str, Tensor] = {}  # perturbations found last
+        self._sizes = {split: min(self.points, len(y)) for split, (_, y) in self.data.items()}  # during training
+        self._perturbations: dict[str, Tensor] = {}  # perturbations found last
         self._batch: int | None = None
 
     def attach(self, ctx: StepContext) -> None:
@@ -131,8 +131,8 @@ class MarginGap(Probe):
             raise ModelError(
                 "margins of a model whose weights are sharded (FSDP) are not measured: leave train and test out"
             )
-        for part, (x, y) in self.data.items():
-            self._try(ctx.model, part, x[:2], y)
+        for split, (x, y) in self.data.items():
+            self._try(ctx.model, split, x[:2], y)
 
     def measure(self, ctx: StepContext) -> Values:
         """Margins of a few points, or of many at the end; see the class."""
@@ -140,107 +140,109 @@ class MarginGap(Probe):
             return self._measure_end(ctx)
         if ctx.step == 0:
             return self._measure_start(ctx)
-        shares = {part: self._share(n) for part, n in self._sizes.items()}
-        found = self._together(
-            ctx, lambda: {part: self._track(ctx.model, part, slice(0, n)) for part, n in shares.items()}
+        points_here = {split: self._share(n) for split, n in self._sizes.items()}
+        results = self._together(
+            ctx, lambda: {split: self._track(ctx.model, split, slice(0, n)) for split, n in points_here.items()}
         )
-        return {} if found is None else _values(found)
+        return {} if results is None else _values(results)
 
     # -- the measurements ----------------------------------------------------------------------------------------
     def _measure_start(self, ctx: StepContext) -> Values:
         began = time.monotonic()
-        shares = {part: self._share(n) for part, n in self._sizes.items()}
+        points_here = {split: self._share(n) for split, n in self._sizes.items()}
 
         def measure() -> dict[str, Margins]:
-            found = self._within(shares, self._tracker(ctx.model), began + self.seconds)
-            self._sizes |= {part: len(margins) * rank_and_size()[1] for part, margins in found.items()}
-            return found
+            results = self._within(points_here, self._tracker(ctx.model), began + self.seconds)
+            self._sizes |= {split: len(margins) * rank_and_size()[1] for split, margins in results.items()}
+            return results
 
-        found = self._together(ctx, measure)
-        if found is None:
+        results = self._together(ctx, measure)
+        if results is None:
             return {}
-        ctx.messages.append(self._line("at the start", found, time.monotonic() - began))
-        return _values(found)
+        ctx.messages.append(self._line("at the start", results, time.monotonic() - began))
+        return _values(results)
 
     def _measure_end(self, ctx: StepContext) -> Values:
         began = time.monotonic()
-        wanted = {part: min(self.final_points, len(y)) for part, (_, y) in self.data.items()}
+        points_wanted = {split: min(self.final_points, len(y)) for split, (_, y) in self.data.items()}
         if rank_and_size()[0] == 0:
-            points = " and ".join(f"{n} {_NAMES[part]}" for part, n in wanted.items())
+            points = " and ".join(f"{n} {_NAMES[split]}" for split, n in points_wanted.items())
             say(f"measuring margins at the end: {points} points, at most {self.seconds:g} s")
-        shares = {part: self._share(n) for part, n in wanted.items()}
+        points_here = {split: self._share(n) for split, n in points_wanted.items()}
 
         def measure() -> dict[str, Margins]:
             end = began + self.seconds
-            found = self._within(shares, self._searcher(ctx.model), end, began + self.seconds / 2)
-            return found or self._within(shares, self._tracker(ctx.model), end)
+            results = self._within(points_here, self._searcher(ctx.model), end, began + self.seconds / 2)
+            return results or self._within(points_here, self._tracker(ctx.model), end)
 
-        found = self._together(ctx, measure)
-        if found is None:
+        results = self._together(ctx, measure)
+        if results is None:
             ctx.messages.append("margins at the end: none, since the model returns NaN or infinite values")
             return {}
-        ctx.messages.append(self._line("at the end", found, time.monotonic() - began))
-        if not found:
+        ctx.messages.append(self._line("at the end", results, time.monotonic() - began))
+        if not results:
             return {}
-        for part, margins in found.items():
-            ctx.artifacts[f"margins-{margins.norm}-{part}"] = {**margins.to_dict(), "step": ctx.step}
+        for split, margins in results.items():
+            ctx.artifacts[f"margins-{margins.norm}-{split}"] = {**margins.to_dict(), "step": ctx.step}
         ctx.artifacts["summary"] = {
             "step": ctx.step,
-            "accuracy": {part: _accuracy(margins) for part, margins in found.items()},
-            "points": {part: len(margins) for part, margins in found.items()},
+            "accuracy": {split: _accuracy(margins) for split, margins in results.items()},
+            "points": {split: len(margins) for split, margins in results.items()},
         }
-        return _values(found)
+        return _values(results)
 
     def _together(self, ctx: StepContext, measure: Callable[[], dict[str, Margins]]) -> dict[str, Margins] | None:
         """The margins of all processes, each of which measures its share of the points; None if the model has diverged."""
         error: Exception | None = None
-        found: dict[str, Margins] | None = None
+        results: dict[str, Margins] | None = None
         try:
-            found = measure()
+            results = measure()
         except Exception as raised:
             error = raised
             if isinstance(raised, ModelError) and not self._finite(ctx.model):
                 error = None
         if rank_and_size()[1] > 1:  # also after an exception: the others wait here
             everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, found if error is None else f"{type(error).__name__}: {one_line(error)}")
-            failed = [theirs for theirs in everyone if isinstance(theirs, str)]
+            dist.all_gather_object(everyone, results if error is None else f"{type(error).__name__}: {one_line(error)}")
+            failed = [other for other in everyone if isinstance(other, str)]
             if failed and error is None:
                 error = ModelError(f"another process raised {failed[0]}")
             elif not failed:
-                found = None if None in everyone else _gathered(everyone)
+                results = None if None in everyone else _gathered(everyone)
         if error is not None:
             raise error
-        return found
+        return results
 
     def _finite(self, model: nn.Module) -> bool:
         """Whether the outputs at the points are finite numbers."""
         with eval_mode(model), torch.no_grad():
-            for part, n in self._sizes.items():
-                x, _ = self._points(part, slice(0, self._share(n)), model)
+            for split, n in self._sizes.items():
+                x, _ = self._points(split, slice(0, self._share(n)), model)
                 f = pick_output(self._called(model)(x), self.options.get("output"))
                 if not bool(torch.isfinite(f).all()):
                     return False
         return True
 
-    def _track(self, model: nn.Module, part: str, rows: slice, end: float = math.inf) -> Margins:
+    def _track(self, model: nn.Module, split: str, rows: slice, end: float = math.inf) -> Margins:
         """The quick search, from the perturbations found last; these are replaced. Raises `_TimeUp` after `end`."""
         from excite.margin.measure import tracked_margins
 
-        x, y = self._points(part, rows, model)
-        before = self._found.get(part)
+        x, y = self._points(split, rows, model)
+        before = self._perturbations.get(split)
         start = None if before is None or rows.stop > len(before) else before[rows]
         options = {**self.options, "output": self._output(end)}
-        found = self._with_memory(
+        margins = self._with_memory(
             lambda batch: tracked_margins(self._called(model), x, y, start, batch=batch, **options)
         )
-        d = found.perturbations
+        d = margins.perturbations
         assert isinstance(d, Tensor)
-        self._found[part] = d.cpu() if rows.start == 0 or before is None else torch.cat([before[: rows.start], d.cpu()])
-        return replace(found, perturbations=None)
+        self._perturbations[split] = (
+            d.cpu() if rows.start == 0 or before is None else torch.cat([before[: rows.start], d.cpu()])
+        )
+        return replace(margins, perturbations=None)
 
     def _tracker(self, model: nn.Module) -> _Measure:
-        return lambda part, rows, end: self._track(model, part, rows, end)
+        return lambda split, rows, end: self._track(model, split, rows, end)
 
     def _searcher(self, model: nn.Module) -> _Measure:
         """The search of `excite.margins`, with evidence."""
@@ -248,11 +250,11 @@ class MarginGap(Probe):
 
         options = SearchOptions(restarts=3, certify=False)
 
-        def measure(part: str, rows: slice, end: float) -> Margins:
-            x, y = self._points(part, rows, model)
-            given = {**self.options, "output": self._output(end)}
+        def measure(split: str, rows: slice, end: float) -> Margins:
+            x, y = self._points(split, rows, model)
+            search_options = {**self.options, "output": self._output(end)}
             return self._with_memory(
-                lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **given)
+                lambda batch: margins(self._called(model), x, y, batch=batch, options=options, **search_options)
             )
 
         return measure
@@ -271,10 +273,10 @@ class MarginGap(Probe):
         return pick
 
     # -- points and time -----------------------------------------------------------------------------------------
-    def _points(self, part: str, rows: slice, model: nn.Module) -> Pair:
+    def _points(self, split: str, rows: slice, model: nn.Module) -> Pair:
         """Points `rows` of this process's share, on the device of the model."""
         rank, size = rank_and_size()
-        x, y = self.data[part]
+        x, y = self.data[split]
         device = device_of(model)
         return x[rank::size][rows].to(device), y[rank::size][rows].to(device)
 
@@ -284,31 +286,31 @@ class MarginGap(Probe):
         return max(1, len(range(rank, count, size)))
 
     def _within(
-        self, wanted: dict[str, int], measure: _Measure, end: float, first_end: float | None = None
+        self, num_points: dict[str, int], measure: _Measure, end: float, first_end: float | None = None
     ) -> dict[str, Margins]:
         """Measures as many of the points as there is time until `end`: a few of each part, which are timed, then more.
 
         The first few are given up at `first_end`; without them the result is empty.
         """
-        most = max(wanted.values())
-        done, count, each = 0, min(_FIRST, most), 0.0
-        found: dict[str, list[Margins]] = {}
-        while count > 0 and (count >= min(_FIRST, most - done)):
+        max_points = max(num_points.values())
+        done, count, each = 0, min(_FIRST, max_points), 0.0
+        results: dict[str, list[Margins]] = {}
+        while count > 0 and (count >= min(_FIRST, max_points - done)):
             start, more = time.monotonic(), {}
             try:
-                for part, n in wanted.items():
+                for split, n in num_points.items():
                     if done < n:
-                        more[part] = measure(
-                            part, slice(done, min(done + count, n)), end if found else first_end or end
+                        more[split] = measure(
+                            split, slice(done, min(done + count, n)), end if results else first_end or end
                         )
             except _TimeUp:
                 break
-            for part, margins in more.items():
-                found.setdefault(part, []).append(margins)
-            now = time.monotonic()
-            done, each = done + count, (now - start) / count
-            count = min(most - done, int(0.5 * (end - now) / max(each, 1e-9)))
-        return {part: _joined(pieces) for part, pieces in found.items()}
+            for split, margins in more.items():
+                results.setdefault(split, []).append(margins)
+            time_now = time.monotonic()
+            done, each = done + count, (time_now - start) / count
+            count = min(max_points - done, int(0.5 * (end - time_now) / max(each, 1e-9)))
+        return {split: _joined(pieces) for split, pieces in results.items()}
 
     def _with_memory(self, measure: Callable[[int | None], Margins]) -> Margins:
         """With smaller batches where a GPU has not enough memory left beside the training."""
@@ -322,19 +324,19 @@ class MarginGap(Probe):
             torch.cuda.empty_cache()
 
     # -- checks and words ----------------------------------------------------------------------------------------
-    def _try(self, model: nn.Module, part: str, x: Tensor, y: Tensor) -> None:
+    def _try(self, model: nn.Module, split: str, x: Tensor, y: Tensor) -> None:
         """Whether points and labels suit the model: raises if not."""
         from excite.margin.inputs import check_labels, check_outputs, check_points
         from excite.margin.normalize import is_images
 
         if x.dtype is torch.uint8 and is_images(x):
             raise InputError(
-                f"{part}: images of bytes have no margin, since the model takes floating-point numbers: give them as in the training, such as "
+                f"{split}: images of bytes have no margin, since the model takes floating-point numbers: give them as in the training, such as "
                 "(x / 255, y)"
             )
         if not x.is_floating_point():
             raise InputError(
-                f"{part}: inputs of type {x.dtype} such as token ids have no margin, since they cannot be changed a little: "
+                f"{split}: inputs of type {x.dtype} such as token ids have no margin, since they cannot be changed a little: "
                 "margins are not measured"
             )
         check_points(x)
@@ -344,18 +346,18 @@ class MarginGap(Probe):
         except ExciteError:
             raise
         except Exception as error:
-            raise ModelError(f"{part}: the model raised {first_line(error)} on points {tuple(x.shape)}") from error
+            raise ModelError(f"{split}: the model raised {first_line(error)} on points {tuple(x.shape)}") from error
         if not bool(torch.isfinite(f).all()):
             return
         classes = check_outputs(f, x)
         strange = y[(y != 0) & (y != 1)] if classes == 1 else y[y != y.round()]
         if len(strange) and y.is_floating_point():
             raise InputError(
-                f"{part}: expected class labels, {'0 or 1' if classes == 1 else f'0 to {classes - 1}'}; got {float(strange[0]):.4g}: "
+                f"{split}: expected class labels, {'0 or 1' if classes == 1 else f'0 to {classes - 1}'}; got {float(strange[0]):.4g}: "
                 "regression targets have no margin, leave train and test out"
             )
         y = y.long() if classes > 1 else y
-        check_labels(y, self.data[part][0], classes)
+        check_labels(y, self.data[split][0], classes)
 
     def _called(self, model: nn.Module) -> nn.Module:
         """The model as a function of the points."""
@@ -363,40 +365,40 @@ class MarginGap(Probe):
 
         return model if self.key is None else NormalizedInput(model, None, None, self.key)
 
-    def _line(self, when: str, found: Mapping[str, Margins], seconds: float) -> str:
-        if not found:
+    def _line(self, when: str, results: Mapping[str, Margins], seconds: float) -> str:
+        if not results:
             return f"margins {when}: none, since {_FIRST} points of each part take longer than {self.seconds:g} s"
-        parts = [
-            f"{len(margins)} {_NAMES[part]} points, median {_short(margins.median)}, accuracy {_accuracy(margins):.1%}"
-            for part, margins in found.items()
+        sentences = [
+            f"{len(margins)} {_NAMES[split]} points, median {_short(margins.median)}, accuracy {_accuracy(margins):.1%}"
+            for split, margins in results.items()
         ]
-        text = f"margins {when}: {'; '.join(parts)}"
-        values = _values(found)
+        text = f"margins {when}: {'; '.join(sentences)}"
+        values = _values(results)
         if "gap" in values:
             text += f"; gap {values['gap']:.3f}, by chance up to {values['chance']:.3f}"
         asked = self.final_points if when == "at the end" else self.points
-        if any(len(margins) < min(asked, len(self.data[part][1])) for part, margins in found.items()):
+        if any(len(margins) < min(asked, len(self.data[split][1])) for split, margins in results.items()):
             text += f"; fewer points than {asked}, for want of time"
-        if when == "at the end" and any(margins.evidence is None for margins in found.values()):
+        if when == "at the end" and any(margins.evidence is None for margins in results.values()):
             text += "; quick search without evidence, for want of time"
         return f"{text} ({seconds:.1f} s)"
 
     def state_dict(self) -> dict[str, Any]:
         """The perturbations found last, the number of points, and what a measurement costs."""
-        state: dict[str, Any] = {"found": dict(self._found), "sizes": dict(self._sizes)}
+        state: dict[str, Any] = {"found": dict(self._perturbations), "sizes": dict(self._sizes)}
         if isinstance(self.schedule, PaidSchedule):
             state["cost"] = self.schedule.cost
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from the perturbations of a checkpoint."""
-        for part, d in state.get("found", {}).items():
+        for split, d in state.get("found", {}).items():
             # A start is only a hint: perturbations are checked against the model and these points.
-            if part in self.data and d.shape[1:] == self.data[part][0].shape[1:]:
-                self._found[part] = d.cpu()
-        for part, n in state.get("sizes", {}).items():
-            if part in self._sizes:
-                self._sizes[part] = min(int(n), len(self.data[part][1]))
+            if split in self.data and d.shape[1:] == self.data[split][0].shape[1:]:
+                self._perturbations[split] = d.cpu()
+        for split, n in state.get("sizes", {}).items():
+            if split in self._sizes:
+                self._sizes[split] = min(int(n), len(self.data[split][1]))
         if isinstance(self.schedule, PaidSchedule):
             self.schedule.cost = float(state.get("cost", self.schedule.cost))
 
@@ -404,7 +406,7 @@ class MarginGap(Probe):
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Whether training and test margins differ beyond chance."""
         gaps, chances = history["margin_gap/gap"], history["margin_gap/chance"]
-        medians = [history[f"margin_gap/median/{part}"] for part in PARTS]
+        medians = [history[f"margin_gap/median/{split}"] for split in PARTS]
         if not len(gaps[0]) or not all(len(series[0]) for series in (chances, *medians)):
             return []
         gap, chance = float(gaps[1][-1]), float(chances[1][-1])
@@ -430,13 +432,13 @@ class MarginGap(Probe):
         return []
 
 
-def _checked(pair: Any, part: str) -> Pair:
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(one, Tensor) for one in pair):
-        raise InputError(f"{part}: expected points and labels, two tensors (x, y); got {type(pair).__name__}")
-    x, y = (check_dense(one, part).detach() for one in pair)
+def _checked(pair: Any, split: str) -> Pair:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(tensor, Tensor) for tensor in pair):
+        raise InputError(f"{split}: expected points and labels, two tensors (x, y); got {type(pair).__name__}")
+    x, y = (check_dense(tensor, split).detach() for tensor in pair)
     if not x.dim() or len(x) == 0 or len(x) != y.numel():
         raise InputError(
-            f"{part}: expected points (N, ...) and one label each; got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            f"{split}: expected points (N, ...) and one label each; got shapes {tuple(x.shape)} and {tuple(y.shape)}"
         )
     return x.clone(), y.reshape(-1).clone()
 
@@ -451,7 +453,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _check_range(x: Tensor, part: str, options: dict[str, Any]) -> None:
+def _check_range(x: Tensor, split: str, options: dict[str, Any]) -> None:
     """Raises unless the points, as pixels if `normalize` is given, lie within the bounds."""
     from excite.margin.inputs import points_within
     from excite.margin.normalize import in_pixels
@@ -462,13 +464,13 @@ def _check_range(x: Tensor, part: str, options: dict[str, Any]) -> None:
         _, pixels, bounds = in_pixels(nn.Identity(), x, options.get("normalize"), options.get("bounds"), "input")
         points_within(bounds, pixels)
     except InputError as error:
-        raise InputError(f"{part}: {error}") from None
+        raise InputError(f"{split}: {error}") from None
 
 
 def _gathered(everyone: list[dict[str, Margins]]) -> dict[str, Margins]:
     """The margins of all processes by part; empty if none had the time for a part."""
-    pieces = {part: [theirs[part] for theirs in everyone if part in theirs] for part in PARTS}
-    return {part: _joined(found) for part, found in pieces.items() if found}
+    pieces = {split: [of_rank[split] for of_rank in everyone if split in of_rank] for split in PARTS}
+    return {split: _joined(margins) for split, margins in pieces.items() if margins}
 
 
 def _joined(pieces: list[Margins]) -> Margins:
@@ -482,20 +484,20 @@ def _accuracy(margins: Margins) -> float:
     return float((margins.values > 0).double().mean())
 
 
-def _values(found: Mapping[str, Margins]) -> dict[str, float]:
+def _values(results: Mapping[str, Margins]) -> dict[str, float]:
     from excite.margin.gap import chance_gap, ks_of_samples
 
     values: dict[str, float] = {}
-    for part, margins in found.items():
+    for split, margins in results.items():
         values |= {
-            f"median/{part}": margins.median,
-            f"low/{part}": margins.quantile(0.1),
-            f"accuracy/{part}": _accuracy(margins),
-            f"censored/{part}": float(margins.censored.double().mean()),
-            f"points/{part}": float(len(margins)),
+            f"median/{split}": margins.median,
+            f"low/{split}": margins.quantile(0.1),
+            f"accuracy/{split}": _accuracy(margins),
+            f"censored/{split}": float(margins.censored.double().mean()),
+            f"points/{split}": float(len(margins)),
         }
-    if len(found) == 2:
-        train, test = (np.asarray(found[part].values) for part in PARTS)
+    if len(results) == 2:
+        train, test = (np.asarray(results[split].values) for split in PARTS)
         values |= {"gap": ks_of_samples(train, test), "chance": chance_gap(len(train), len(test))}
     return values
 

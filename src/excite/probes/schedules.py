@@ -141,10 +141,10 @@ class Budget:
         if new > 0 and seconds > 0:
             self._taken = [*self._taken[-_STRETCHES:], (seconds / new, new)]
         half, passed = sum(count for _, count in self._taken) / 2, 0
-        for one, count in sorted(self._taken):
+        for duration, count in sorted(self._taken):
             passed += count
             if passed >= half:
-                return one
+                return duration
         return trained / steps
 
     def __repr__(self) -> str:
@@ -204,17 +204,17 @@ class PaidSchedule(Budget):
         return f"PaidSchedule({self.fraction}{f', advance={self.advance:g}' if self.advance else ''})"
 
 
-def as_schedule(given: object, what: str = "every") -> Schedule:
+def as_schedule(value: object, what: str = "every") -> Schedule:
     """A whole number n stands for Every(n)."""
-    if is_whole(given):
-        return Every(given)
-    if not isinstance(given, type) and callable(getattr(given, "due", None)):
-        return given  # type: ignore[return-value]
+    if is_whole(value):
+        return Every(value)
+    if not isinstance(value, type) and callable(getattr(value, "due", None)):
+        return value  # type: ignore[return-value]
     raise InputError(
-        f"{what}: expected a number of steps or a schedule such as Every(10), PowersOfTwo(), Budget(0.03); got {shown(given)}"
+        f"{what}: expected a number of steps or a schedule such as Every(10), PowersOfTwo(), Budget(0.03); got {shown(value)}"
     )
 
 
 def budgets(schedules: Sequence[Schedule]) -> list[Budget]:
     """The different budgets among them."""
-    return list({id(one): one for one in schedules if isinstance(one, Budget)}.values())
+    return list({id(budget): budget for budget in schedules if isinstance(budget, Budget)}.values())

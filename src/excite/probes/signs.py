@@ -151,20 +151,20 @@ class Signs(Probe):
 
 def _together(scalars: Iterable[Tensor]) -> Tensor:
     """One vector, whole numbers where shards have parts of them, on the device of the first."""
-    whole = [scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar for scalar in scalars]
-    return torch.stack([scalar.to(whole[0].device) for scalar in whole])
+    full = [scalar.full_tensor() if hasattr(scalar, "full_tensor") else scalar for scalar in scalars]
+    return torch.stack([scalar.to(full[0].device) for scalar in full])
 
 
 def _signs(history: MetricSeries) -> list[Finding]:
     stable, since = finite(history["signs/stable"]), finite(history["signs/since"])
     if not len(stable[1]) or not len(since[1]):
         return []
-    steps, now = int(since[1][-1]), int(since[0][-1])
+    steps, last_step = int(since[1][-1]), int(since[0][-1])
     if stable[1][-1] > 0.5:
         return [
             Finding(
                 "note",
-                f"No weight has changed its sign for {steps:,} steps, since step {now - steps:,}: the stable sign regime has held since then.",
+                f"No weight has changed its sign for {steps:,} steps, since step {last_step - steps:,}: the stable sign regime has held since then.",
             )
         ]
     changed = finite(history["signs/changed"])[1]

@@ -85,12 +85,12 @@ class Spectrum:
     @property
     def effective_rank(self) -> Between:
         """exp of the entropy of λ/Σλ (Roy and Vetterli): 1 to D; 0 if there is no variance."""
-        return self._by(lambda shares: float(np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())))
+        return self._by(lambda p: float(np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum())))
 
     @property
     def participation_ratio(self) -> Between:
         """(Σλ)² / Σλ²: 1 to D; 0 if there is no variance."""
-        return self._by(lambda shares: float(1 / (shares**2).sum()))
+        return self._by(lambda p: float(1 / (p**2).sum()))
 
     @property
     def rank(self) -> Between:
@@ -141,15 +141,15 @@ class Spectrum:
 
 
 def spectrum(
-    found: Array, width: int, size: float, tolerance: float, total: float | None = None, slack: float = 0.0
+    eigenvalues: Array, width: int, size: float, tolerance: float, total: float | None = None, slack: float = 0.0
 ) -> Spectrum:
     """Makes a spectrum from computed eigenvalues, largest first; the others of `width` are zero.
 
     What is left of equal rows after subtracting their mean is rounding, not variance: nothing, beside the largest entry `size`.
     """
     values = np.zeros(width)
-    values[: len(found)] = found[:width].clip(min=0.0)
-    sum_of = float(found.sum()) if total is None else total
+    values[: len(eigenvalues)] = eigenvalues[:width].clip(min=0.0)
+    sum_of = float(eigenvalues.sum()) if total is None else total
     if sum_of <= width * (4 * np.finfo(np.float64).eps * size) ** 2:
         return Spectrum(np.zeros(width), 0.0, 0.0, tolerance)
     return Spectrum(values, slack, sum_of if slack else float(values.sum()), tolerance)

@@ -140,7 +140,7 @@ class UpdateRatio(Probe):
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Returns what a report says about these metrics."""
-        found = []
+        results = []
         medians = {layer: binned_median(series)[1] for layer, series in history.layers("update/ratio").items()}
         last = {layer: float(values[-1]) for layer, values in medians.items() if len(values)}
         fast = [f"{layer} by {ratio:.0%}" for layer, ratio in last.items() if ratio > _LARGE]
@@ -148,11 +148,13 @@ class UpdateRatio(Probe):
         if fast:
             more = f" and {len(fast) - MAX_NAMED} more layers" if len(fast) > MAX_NAMED else ""
             text = f"One step changes the weights of {', '.join(fast[:MAX_NAMED])}{more} of their norm"
-            found.append(Finding("warning", f"{text}: the learning rate is large for them."))
+            results.append(Finding("warning", f"{text}: the learning rate is large for them."))
         if still:
             more = f" and {len(still) - MAX_NAMED} more" if len(still) > MAX_NAMED else ""
-            found.append(Finding("warning", f"The weights of {', '.join(still[:MAX_NAMED])}{more} do not change."))
+            results.append(Finding("warning", f"The weights of {', '.join(still[:MAX_NAMED])}{more} do not change."))
         total = binned_median(history["update/ratio"])[1]
         if len(total) and not fast:
-            found.append(Finding("note", f"One step changes the weights by {number(float(total[-1]))} of their norm."))
-        return found
+            results.append(
+                Finding("note", f"One step changes the weights by {number(float(total[-1]))} of their norm.")
+            )
+        return results

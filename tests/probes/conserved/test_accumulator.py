@@ -90,8 +90,8 @@ def test_snapshots_committed_later_are_those_of_their_steps() -> None:
     for (state, row), snapshot in zip(committed, snapshots, strict=True):
         torch.testing.assert_close(state, snapshot.state, rtol=1e-13, atol=1e-15)
         assert row.drift == pytest.approx(snapshot.summary().drift, rel=1e-12)
-        assert row.shares[0] == pytest.approx(snapshot.summary().shares[0], rel=1e-9)
-        assert [len(shares) for shares in row.shares] == [len(row.names)] * len(row.shares)
+        assert row.fractions[0] == pytest.approx(snapshot.summary().fractions[0], rel=1e-9)
+        assert [len(shares) for shares in row.fractions] == [len(row.names)] * len(row.fractions)
 
 
 def test_read_commits_pending_records() -> None:
@@ -102,7 +102,7 @@ def test_read_commits_pending_records() -> None:
     for step, (waiting, reading) in enumerate(followed(3, read), 1):
         assert waiting == 1
         assert reading.holds
-        assert all(float(entry.parts["step"].abs().max()) > 0 for entry in reading.entries), step
+        assert all(float(entry.terms["step"].abs().max()) > 0 for entry in reading.entries), step
     assert followed(3, lambda ledger: len(ledger._records)) == [1, 2, 3]
 
 
@@ -136,10 +136,10 @@ def test_groups_that_differ_in_decay_alone_have_no_part_of_rates() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    assert all(bool((entry.parts["rates"] == 0).all()) for entry in ledger.read().entries)
+    assert all(bool((entry.terms["rates"] == 0).all()) for entry in ledger.read().entries)
     optimizer.param_groups[1]["lr"] = 2e-3
     optimizer.step()
-    assert any(bool((entry.parts["rates"] != 0).any()) for entry in ledger.read().entries)
+    assert any(bool((entry.terms["rates"] != 0).any()) for entry in ledger.read().entries)
 
 
 @pytest.mark.parametrize("product", [1 - 1e-9, 1.0, 1.5])

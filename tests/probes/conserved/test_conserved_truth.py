@@ -159,7 +159,7 @@ def test_appendix_f_the_slack_is_bounded_by_the_initial_risk() -> None:
             (model(x) - y).square().mean().backward()
             optimizer.step()
         entry = ledger.read()["0"]
-    assert 0 < float(entry.parts["step"].abs().max()) <= 2 * first
+    assert 0 < float(entry.terms["step"].abs().max()) <= 2 * first
 
 
 def test_attention_conserves_queries_keys_and_values_outputs() -> None:

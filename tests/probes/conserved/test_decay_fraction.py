@@ -56,5 +56,5 @@ def test_decay_is_right_if_intermittent_or_a_weight_is_skipped() -> None:
             expected += hidden_laws(model, decayed)[1] - hidden_laws(model, plain)[1]  # type: ignore[arg-type]
             optimizer.step()
         entry = ledger.read()["2"]
-    torch.testing.assert_close(entry.parts["decay"], expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(entry.terms["decay"], expected, rtol=0, atol=1e-13)
     assert expected.abs().max() > 1e-3

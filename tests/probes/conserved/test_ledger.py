@@ -135,10 +135,10 @@ def parts_equal_explicit_matrices(
         assert torch.all((entry.value - value).abs() <= 1e-12 * scale)
         assert torch.all((entry.drift - (value - start[i])).abs() <= 1e-12 * scale)
         for part in PARTS:
-            assert torch.all((entry.parts[part] - sums[part][i]).abs() <= 1e-11 * scale), part
+            assert torch.all((entry.terms[part] - sums[part][i]).abs() <= 1e-11 * scale), part
         assert entry.relative < 1e-12
-        parts = sum(entry.parts.values())
-        torch.testing.assert_close(parts + entry.rest, entry.drift, rtol=0, atol=1e-13 * float(scale.max()))
+        parts = sum(entry.terms.values())
+        torch.testing.assert_close(parts + entry.residual, entry.drift, rtol=0, atol=1e-13 * float(scale.max()))
     assert reading.holds
 
 
@@ -195,7 +195,7 @@ def test_plain_sgd_is_explained_by_the_step_size_alone(name: str) -> None:
         assert entry.moved > 1e-6
         assert entry.share("step") == pytest.approx(1, abs=1e-8)
         assert entry.relative < 1e-12
-        assert {part for part, amount in entry.parts.items() if amount.any()} == {"step"}
+        assert {part for part, amount in entry.terms.items() if amount.any()} == {"step"}
 
 
 def test_the_eps_of_a_batch_normalization_is_accounted_for() -> None:
@@ -215,8 +215,8 @@ def test_the_eps_of_a_batch_normalization_is_accounted_for() -> None:
             optimizer.step()
         entry = ledger.read()["0"]
     assert entry.law == "norm"
-    torch.testing.assert_close(entry.parts["eps"], expected, rtol=1e-10, atol=1e-14)
-    assert entry.parts["eps"].abs().max() > 1e-5
+    torch.testing.assert_close(entry.terms["eps"], expected, rtol=1e-10, atol=1e-14)
+    assert entry.terms["eps"].abs().max() > 1e-5
     assert entry.relative < 1e-13
 
 
@@ -266,7 +266,7 @@ def test_changes_outside_the_optimizer_are_found_with_their_step(make: Any) -> N
     assert first.flagged.tolist() == [-1, -1, 5, -1, -1, -1, -1, -1]
     assert int(first.worst_step[2]) == 5
     assert second.holds
-    assert "rest at step 5" in str(reading)
+    assert "residual at step 5" in str(reading)
 
 
 def test_conservation_that_was_not_checked_is_not_reported() -> None:
@@ -285,7 +285,7 @@ def test_conservation_that_was_not_checked_is_not_reported() -> None:
         assert "changed after step 3, not by the optimizer" in str(ledger.read())
         train(model, optimizer, x, 1)
         assert ledger.read()["0"].flagged.tolist() == [-1, -1, 4, -1, -1, -1, -1, -1]
-        assert "rest at step 4" in str(ledger.read())
+        assert "residual at step 4" in str(ledger.read())
     for closed in (True, False):
         model, x = build("mlp")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -331,9 +331,9 @@ def test_learning_rates_and_decays_by_group() -> None:
             reading = ledger.read()
         assert reading.holds
         assert all(entry.relative < 1e-12 for entry in reading.entries)
-        assert reading["0"].parts["rates"].abs().max() > 1e-5
-        assert not reading["2"].parts["rates"].abs().max() > 1e-12
-        assert reading["2"].parts["decay"].abs().max() > 1e-5
+        assert reading["0"].terms["rates"].abs().max() > 1e-5
+        assert not reading["2"].terms["rates"].abs().max() > 1e-12
+        assert reading["2"].terms["decay"].abs().max() > 1e-5
 
 
 def test_frozen_layers_have_no_law_and_later_freezing_is_flagged() -> None:
@@ -375,9 +375,9 @@ def test_a_resumed_ledger_is_the_same_to_the_last_bit(make: Any, tmp_path: Any) 
     whole, resumed = run(None), run(3)
     assert resumed.steps == whole.steps == 6
     for one, other in zip(whole.entries, resumed.entries):
-        for name in ("value", "start", "drift", "rest", "scale", "worst", "worst_step", "flagged"):
+        for name in ("value", "start", "drift", "residual", "scale", "worst", "worst_step", "flagged"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
-        assert all(torch.equal(one.parts[part], other.parts[part]) for part in one.parts)
+        assert all(torch.equal(one.terms[part], other.terms[part]) for part in one.terms)
         if one.off_diagonal is not None:
             assert torch.equal(one.off_diagonal.step, other.off_diagonal.step)
     assert whole.holds

@@ -307,7 +307,7 @@ def test_the_eps_is_predicted_however_gradients_come_about(name: str, way: str, 
                     PENALTIES[penalty](model[0].weight).backward() if penalty != "none" else None  # type: ignore[index, no-untyped-call]
                     optimizer.step()
                 (entry,) = [e for e in ledger.read().entries if e.law == "norm"]
-            assert entry.parts["eps"].abs().max() > 1e-9
+            assert entry.terms["eps"].abs().max() > 1e-9
             assert entry.state == ("holds" if penalty == "none" else "flagged"), (entry.why, entry.relative)
 
 

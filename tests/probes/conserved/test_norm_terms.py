@@ -84,7 +84,7 @@ def test_written_norms_are_checked_with_their_eps(centred: bool) -> None:
     assert report.holds
     assert report["0"].group.law == "norm"
     assert max(entry.relative for entry in report.entries) < 1e-12
-    assert report["0"].parts["eps"].abs().max() > 1e-6
+    assert report["0"].terms["eps"].abs().max() > 1e-6
 
 
 def test_another_formula_behind_a_law_is_not_checked() -> None:

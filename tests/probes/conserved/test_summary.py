@@ -23,10 +23,10 @@ def test_the_digest_says_what_the_entries_say(name: str) -> None:
         assert list(summary.names) == [entry.name for entry in reading.entries]
         for k, entry in enumerate(reading.entries):
             assert float(summary.drift[k]) == pytest.approx(entry.moved, rel=1e-12)
-            assert float(summary.rest[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
+            assert float(summary.residual[k]) == pytest.approx(entry.relative, rel=1e-6, abs=1e-15)
             for row, part in enumerate(ALL_PARTS):
-                assert float(summary.shares[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
-                assert bool(summary.occurs[row, k]) == bool((entry.parts[part] != 0).any())
+                assert float(summary.fractions[row, k]) == pytest.approx(entry.share(part), rel=1e-9, abs=1e-12)
+                assert bool(summary.occurs[row, k]) == bool((entry.terms[part] != 0).any())
 
 
 def test_snapshots_are_summarized_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

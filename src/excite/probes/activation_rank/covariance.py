@@ -33,8 +33,8 @@ class Covariances:
         dtypes = [torch.float64 if stacks[i].dtype == torch.float64 else torch.float32 for i in each]
         self._tolerances = [default_tolerance(width, dtype) for width, dtype in zip(self._widths, dtypes)]
         # Of each covariance its entries, then the largest |h|.
-        parts = [torch.cat([matrix.flatten(-2), size[..., None]], -1).reshape(-1) for matrix, size in formed]
-        self._flat = torch.cat(parts) if parts else torch.zeros(0)
+        flat_matrices = [torch.cat([matrix.flatten(-2), size[..., None]], -1).reshape(-1) for matrix, size in formed]
+        self._flat = torch.cat(flat_matrices) if flat_matrices else torch.zeros(0)
 
     @property
     def apart(self) -> bool:
@@ -57,8 +57,8 @@ class Covariances:
                 )
             if not math.isfinite(peak):
                 raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
-            found = torch.linalg.eigvalsh(matrix).flip(0).numpy()
-            result.append(spectrum(np.asarray(found), width, peak, tolerance))
+            eigenvalues = torch.linalg.eigvalsh(matrix).flip(0).numpy()
+            result.append(spectrum(np.asarray(eigenvalues), width, peak, tolerance))
         return result
 
 

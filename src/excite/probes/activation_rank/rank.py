@@ -280,46 +280,54 @@ def _fallen(history: MetricSeries) -> list[tuple[str, Change]]:
 
 
 def _ranks(history: MetricSeries) -> list[Finding]:
-    shares, lost, fallen = history.layers("rank/share"), _lost(history), _fallen(history)
+    fractions, directions_lost, fallen = history.layers("rank/share"), _lost(history), _fallen(history)
     names = {layer for layer, _ in fallen}
     risen: list[tuple[str, Change]] = []
     for layer, series in _series(history, "rank/effective").items():
         up = rise(series) if layer not in names else None
         if up is not None and up.large and up.now - up.before >= 1:
             risen.append((layer, up))
-    result = [_collapse(fallen, shares, lost)] if fallen else []
+    result = [_collapse(fallen, fractions, directions_lost)] if fallen else []
     if risen:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {since(up)}" for layer, up in risen[:MAX_NAMED]
         )
-        rest = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
-        result.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{rest}."))
+        tail = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
+        result.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{tail}."))
     return result
 
 
-def _collapse(fallen: Sequence[tuple[str, Change]], shares: Mapping[str, Series], lost: Mapping[str, str]) -> Finding:
+def _collapse(
+    fallen: Sequence[tuple[str, Change]], fractions: Mapping[str, Series], directions_lost: Mapping[str, str]
+) -> Finding:
     """One sentence for all layers that lost rank."""
     if len(fallen) > 1:
         listed = "; ".join(
             f"{layer} from {number(down.before)} to {number(down.now)} {since(down)}"
             for layer, down in fallen[:MAX_NAMED]
         )
-        rest = f", and {len(fallen) - MAX_NAMED} more" if len(fallen) > MAX_NAMED else ""
+        tail = f", and {len(fallen) - MAX_NAMED} more" if len(fallen) > MAX_NAMED else ""
         text = (
-            f"The inputs of {len(fallen)} layers lost rank: {listed}{rest}; weights along the lost directions are no longer "
+            f"The inputs of {len(fallen)} layers lost rank: {listed}{tail}; weights along the lost directions are no longer "
             "excited."
         )
         return Finding("warning", text, _EXCITE)
     layer, down = fallen[0]
     text = f"Layer {layer}'s input activations fell from rank {number(down.before)} to {number(down.now)} {since(down)}"
-    fraction = float(finite(shares[layer])[1][-1]) if layer in shares and len(finite(shares[layer])[1]) else 0.0
-    seen = (
+    fraction = (
+        float(finite(fractions[layer])[1][-1]) if layer in fractions and len(finite(fractions[layer])[1]) else 0.0
+    )
+    consequence = (
         f"it now sees about {number(down.now)} of {down.now / fraction:.0f} directions"
         if fraction > 0
         else "it sees few directions"
     )
-    rest = f"; {lost[layer]}." if layer in lost else ", and its weights along the others are no longer excited."
-    return Finding("warning", f"{text}: {seen}{rest}", _EXCITE)
+    tail = (
+        f"; {directions_lost[layer]}."
+        if layer in directions_lost
+        else ", and its weights along the others are no longer excited."
+    )
+    return Finding("warning", f"{text}: {consequence}{tail}", _EXCITE)
 
 
 def _lost(history: MetricSeries) -> dict[str, str]:
@@ -343,13 +351,13 @@ def _units(history: MetricSeries) -> list[Finding]:
     """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
     result = []
     fallen = _fallen(history)
-    lost, named_layers = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
-    for layer, text in lost.items():
+    directions_lost, named_layers = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
+    for layer, text in directions_lost.items():
         if layer not in named_layers:
             result.append(Finding("warning", f"In layer {layer}, {text} by the example."))
     for layer, series in _series(history, "rank/deficient").items():
         up = rise(series)
-        if up is not None and layer not in lost and up.clear and up.now - up.before >= 0.05:
+        if up is not None and layer not in directions_lost and up.clear and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             result.append(
                 Finding(

@@ -153,8 +153,8 @@ def judge(
     }
     for jobs in _passes(layers, memory * 10**6):
         sums = {
-            name: UnitSums(part, layer.units or 0, layer.moments.width, layer.groups, layer.moments.device)
-            for name, part in jobs.items()
+            name: UnitSums(job, layer.units or 0, layer.moments.width, layer.groups, layer.moments.device)
+            for name, job in jobs.items()
             for layer in (by_name[name],)
         }
         _through(model, batches, sums, patches, seed)

@@ -153,7 +153,7 @@ def smallest_eigenvalue(
         return from_eigenvalues(np.linalg.eigvalsh(a, UPLO="U"), tolerance)
     if guess is None and (result := _deficient(a, tolerance)) is not None:
         return result
-    low, high = _largest(a, most=6)  # the trace is enough from above
+    low, high = _largest(a, max_products=6)  # the trace is enough from above
     threshold = (tolerance + rounding(width)) * high
     for shift in sorted({threshold, max(threshold, (guess or 0.0) * low)}, reverse=True):
         factor, failed = lapack.dpotrf(_shifted(a, shift), lower=0, clean=0, overwrite_a=1)
@@ -201,9 +201,11 @@ def _deficient(a: Array, tolerance: float) -> Smallest | None:
     return Smallest(0.0, shift / low, low, rank, width) if near > doubt else None
 
 
-def _largest(a: Array, within: float = 1.0, most: int = 96) -> tuple[float, float]:
-    """(low, high) around the largest eigenvalue, with high ≤ within · low if `most` products are enough for that."""
-    low, high = largest(lambda v: dsymv(1.0, a, v), len(a), lambda low, high: high <= within * low, max_products=most)
+def _largest(a: Array, within: float = 1.0, max_products: int = 96) -> tuple[float, float]:
+    """(low, high) around the largest eigenvalue, with high ≤ within · low if `max_products` products are enough for that."""
+    low, high = largest(
+        lambda v: dsymv(1.0, a, v), len(a), lambda low, high: high <= within * low, max_products=max_products
+    )
     return low, min(high, float(np.trace(a)))
 
 

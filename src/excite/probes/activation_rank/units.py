@@ -93,8 +93,8 @@ class UnitSums:
         active = active[:, self.units.start : self.units.stop]
         while len(rows):
             n = min(len(rows), _BLOCK - self._waiting)
-            part = slice(self._waiting, self._waiting + n)
-            self._rows[part], self._active[part] = rows[:n], active[:n]
+            places = slice(self._waiting, self._waiting + n)
+            self._rows[places], self._active[places] = rows[:n], active[:n]
             self._waiting += n
             rows, active = rows[n:], active[n:]
             if self._waiting == _BLOCK:
@@ -156,14 +156,14 @@ def live_rows(what: LayerInputs, live: Tensor | None) -> tuple[Tensor, Tensor]:
     return what.rows[keep], active[keep]
 
 
-def collected(parts: Sequence[tuple[Smallest, int]], width: int, tolerance: float) -> Units:
+def collected(smallest_by_block: Sequence[tuple[Smallest, int]], width: int, tolerance: float) -> Units:
     """Collects the results of units in one table."""
     return Units(
-        points=np.array([n for _, n in parts], dtype=np.int64),
-        rank=np.array([smallest.rank for smallest, _ in parts], dtype=np.int64),
-        smallest=np.array([smallest.value for smallest, _ in parts]),
-        error=np.array([smallest.error for smallest, _ in parts]),
-        largest=np.array([smallest.largest for smallest, _ in parts]),
+        points=np.array([n for _, n in smallest_by_block], dtype=np.int64),
+        rank=np.array([smallest.rank for smallest, _ in smallest_by_block], dtype=np.int64),
+        smallest=np.array([smallest.value for smallest, _ in smallest_by_block]),
+        error=np.array([smallest.error for smallest, _ in smallest_by_block]),
+        largest=np.array([smallest.largest for smallest, _ in smallest_by_block]),
         width=width,
         tolerance=tolerance,
     )

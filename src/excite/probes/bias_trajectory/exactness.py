@@ -42,13 +42,13 @@ class _Cut(AffineMode):
     def __init__(self, names: Names):
         super().__init__(names)
         self.z: Tensor | None = None
-        self.seen: Tensor | None = None
+        self.recorded_input: Tensor | None = None
 
     def visit(self, call: AffineCall) -> Tensor:
         output = call.run(call.input)
         if self.z is not None:
             return output
-        self.seen = call.input.detach().clone()
+        self.recorded_input = call.input.detach().clone()
         self.z = output.detach().requires_grad_()
         return self.z.clone()
 
@@ -100,7 +100,7 @@ def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick =
         result.append("vector")
     if sites.smooth:
         result.append("pointwise")
-    if not _same(batch, cut.seen):
+    if not _same(batch, cut.recorded_input):
         result.append("preprocessed")
     return tuple(result)
 
@@ -119,12 +119,17 @@ def _unreachable(sites: TracedLayers) -> str:
     return f"the first affine layer, {sites.first.name!r}, cannot be reached from the output: something detaches or rounds between them"
 
 
-def _same(batch: Batch, seen: Tensor | None) -> bool:
+def _same(batch: Batch, recorded: Tensor | None) -> bool:
     """Whether the first layer sees the numbers of the input, in any order."""
     inputs = tensors(batch)
-    if len(inputs) != 1 or seen is None or not inputs[0].is_floating_point() or inputs[0].numel() != seen.numel():
+    if (
+        len(inputs) != 1
+        or recorded is None
+        or not inputs[0].is_floating_point()
+        or inputs[0].numel() != recorded.numel()
+    ):
         return False
-    return torch.equal(inputs[0].detach().to(seen).flatten().sort().values, seen.flatten().sort().values)
+    return torch.equal(inputs[0].detach().to(recorded).flatten().sort().values, recorded.flatten().sort().values)
 
 
 _LINKS = ("BinaryCrossEntropyWithLogits", "LogSoftmax", "Softmax", "Sigmoid", "LogSigmoid", "Softplus", "CrossEntropy")
@@ -136,12 +141,12 @@ def applies_link(node: Any, after: int) -> bool:
     The loss is given by its node in the autograd graph: such a node is made later than `after`, the number of the output's own node.
     """
     waiting: list[Any] = [node]
-    seen: set[Any] = set()
-    while waiting and len(seen) < 1000:
+    visited: set[Any] = set()
+    while waiting and len(visited) < 1000:
         item = waiting.pop()
-        if item is None or item in seen or not _later(item, after):
+        if item is None or item in visited or not _later(item, after):
             continue
-        seen.add(item)
+        visited.add(item)
         if item.name().startswith(_LINKS):
             return True
         waiting += [following for following, _ in item.next_functions]

@@ -136,11 +136,11 @@ class Hooks:
         self.resting = False  # passes go by unseen
         self._take, self._before, self._inspect, self._directions = pair, before, inspect, directions
         self._inspecting = False
-        self._now: _Pass | None = None
+        self._current: _Pass | None = None
         self._mode: _Mode | None = None
         self._live = True
-        held = ((m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None)
-        self._owner = next(held, None)  # of the first parameter
+        names = ((m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None)
+        self._owner = next(names, None)  # of the first parameter
         self._first = None if self._owner is None else self._owner[0]._parameters[self._owner[1]]
         self._node: Any = None  # of its gradient; looked up once, because that takes a while
         self._sharded = is_sharded(model) or any(
@@ -180,7 +180,7 @@ class Hooks:
             return
         swapped = self._owner is not None and self._owner[0]._parameters.get(self._owner[1]) is not self._first
         parameters = tuple(self.model.parameters()) if swapped else None
-        self._now = _Pass((args, kwargs) if self._directions else None, parameters)
+        self._current = _Pass((args, kwargs) if self._directions else None, parameters)
         try:
             self._inspecting = self._before(args, kwargs) if self._before is not None else False
         except Exception as error:
@@ -190,31 +190,31 @@ class Hooks:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self) -> None:
-        self._now = None
+        self._current = None
         if self._mode is not None:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._mode = None
 
     def _returned(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        now = self._now
-        if now is None:  # outside the model's own forward: a part used alone, or recomputed by checkpointing
+        current = self._current
+        if current is None:  # outside the model's own forward: a part used alone, or recomputed by checkpointing
             if torch._C._current_graph_task_id() != -1:
                 self.recomputed.add(path)
             return
-        turn = now.turns[path] = now.turns.get(path, 0) + 1
+        turn = current.turns[path] = current.turns.get(path, 0) + 1
         site = self._owned.get((path, turn))
         if site is not None and isinstance(output, Tensor):
             self.reached(site, output)
 
     def reached(self, site: TracedLayer, z: Tensor) -> None:
         """Registers a hook on the output z of a layer."""
-        if self._now is not None and z.requires_grad:
-            z.register_hook(partial(self._at_z, self._now, site, self._inspecting))
+        if self._current is not None and z.requires_grad:
+            z.register_hook(partial(self._at_z, self._current, site, self._inspecting))
 
     def _end(self, module: nn.Module, args: Any, returned: Any) -> None:
-        now = self._now
+        current = self._current
         self._leave()
-        if now is None or returned is None:
+        if current is None or returned is None:
             return
         try:
             f = pick_output(returned, self.output)
@@ -224,8 +224,8 @@ class Hooks:
             self.number = f.grad_fn._sequence_nr() if f.grad_fn is not None else 0
             if self.sigmoid:
                 p = torch.sigmoid(f.detach().reshape(-1))
-                now.slope = p * (1 - p)
-            f.register_hook(partial(self._at_f, now))
+                current.slope = p * (1 - p)
+            f.register_hook(partial(self._at_f, current))
             if f is not returned:
                 for leaf in tree_leaves(returned):
                     if isinstance(leaf, Tensor) and leaf.requires_grad and leaf is not f:
@@ -237,55 +237,55 @@ class Hooks:
     def _at_side(self, gradient: Tensor) -> None:
         self.side = True
 
-    def _at_f(self, now: _Pass, gradient: Tensor) -> None:
+    def _at_f(self, current: _Pass, gradient: Tensor) -> None:
         if not self._live or self.failure is not None:
             return
         try:
-            result = self._gradients(now)
+            result = self._gradients(current)
             if result is None:
                 return
             error = row_norms(gradient)
-            result.error = error if now.slope is None else error / now.slope
+            result.error = error if current.slope is None else error / current.slope
             result.direction = gradient.detach() if self._directions else None
-            if result is now.outer:
+            if result is current.outer:
                 self.outputs += 1
-                self._count(now)
+                self._count(current)
         except Exception as problem:
             self._fail(problem)
 
-    def _at_z(self, now: _Pass, site: TracedLayer, inspecting: bool, gradient: Tensor) -> None:
+    def _at_z(self, current: _Pass, site: TracedLayer, inspecting: bool, gradient: Tensor) -> None:
         if not self._live or self.failure is not None:
             return
         try:
-            result = self._gradients(now)
+            result = self._gradients(current)
             if result is None:
                 return
             norm = row_norms(gradient, site.axis)
             result.at_z.append((site, norm, gradient.detach() if inspecting else None))
-            if result is now.outer:
+            if result is current.outer:
                 self.reaches[site.name] += 1
                 if result.error is not None:
-                    self._count(now)
+                    self._count(current)
         except Exception as problem:
             self._fail(problem)
 
-    def _gradients(self, now: _Pass) -> _Gradients | None:
+    def _gradients(self, current: _Pass) -> _Gradients | None:
         """Where the gradients of the current backward pass belong; None if they do not count."""
         number = torch._C._current_graph_task_id()
         if number != self._backward[0]:
-            self._backward = (number, self._reaches(now.parameters))
+            self._backward = (number, self._reaches(current.parameters))
         if self._backward[1]:
-            if now.outer is None or (now.outer.backward != number and now.counted is None):
-                now.outer = _Gradients(number)
-            if now.outer.backward == number:
-                return now.outer
+            if current.outer is None or (current.outer.backward != number and current.counted is None):
+                current.outer = _Gradients(number)
+            if current.outer.backward == number:
+                return current.outer
             self.repeated = True
             return None
-        if not torch.is_grad_enabled() or now.outer is not None:  # an attack, or a map of gradients: not training
+        if not torch.is_grad_enabled() or current.outer is not None:  # an attack, or a map of gradients: not training
             return None
-        if now.inner is None:
-            now.inner = _Gradients(number)
-        return now.inner if now.inner.backward == number else None
+        if current.inner is None:
+            current.inner = _Gradients(number)
+        return current.inner if current.inner.backward == number else None
 
     def _reaches(self, parameters: tuple[Tensor, ...] | None) -> bool:
         """Whether the current backward pass computes the gradient of a parameter; one with inputs= may not."""
@@ -298,32 +298,32 @@ class Hooks:
         trained = [p for p in (self.model.parameters() if parameters is None else parameters) if p.requires_grad]
         return not trained or any(_computed(get_gradient_edge(p).node) for p in trained)
 
-    def _count(self, now: _Pass) -> None:
+    def _count(self, current: _Pass) -> None:
         """Pair what has come; z may be f itself, so either may be first."""
-        result, inner = now.outer, now.inner
+        result, inner = current.outer, current.inner
         assert result is not None
         assert result.error is not None
-        if now.counted is None:
-            now.counted, self.direction, self.given = result.backward, result.direction, now.given
+        if current.counted is None:
+            current.counted, self.direction, self.given = result.backward, result.direction, current.given
             if inner is not None and inner.error is not None:
                 self.repeated, self.direction = True, inner.direction
-                now.paired = {site.name for site, _, _ in inner.at_z}
-                for site, norm, whole in inner.at_z:
-                    self._pair(site, norm, whole, inner.error)
-                now.inner = None
-        for site, norm, whole in result.at_z:
-            if site.name not in now.paired:
-                self._pair(site, norm, whole, result.error)
+                current.paired = {site.name for site, _, _ in inner.at_z}
+                for site, norm, full_norm in inner.at_z:
+                    self._pair(site, norm, full_norm, inner.error)
+                current.inner = None
+        for site, norm, full_norm in result.at_z:
+            if site.name not in current.paired:
+                self._pair(site, norm, full_norm, result.error)
         result.at_z.clear()
 
-    def _pair(self, site: TracedLayer, norm: Tensor, whole: Tensor | None, error: Tensor) -> None:
+    def _pair(self, site: TracedLayer, norm: Tensor, full_norm: Tensor | None, error: Tensor) -> None:
         if norm.shape != error.shape:
             raise ModelError(
                 f"layer {site.name!r} saw {len(norm)} samples and the output has {len(error)}: expected one row per sample"
             )
         self._take(site.name, norm, error)
-        if whole is not None and self._inspect is not None:
-            self._inspect(site, whole, error)
+        if full_norm is not None and self._inspect is not None:
+            self._inspect(site, full_norm, error)
 
     def _fail(self, problem: Exception) -> None:
         if isinstance(problem, ExciteError):

@@ -144,7 +144,7 @@ class Trajectory(Probe):
         self._passes = 0
         self._due = False  # whether a closer look is to be taken at the next pass
         self._warned = False
-        self._kept: dict[str, Any] = {}  # from a checkpoint, until the model is known
+        self._loaded_state: dict[str, Any] = {}  # from a checkpoint, until the model is known
 
     sandwich = renamed_attribute("sandwich", "bounds_every")
     most = renamed_attribute("most", "max_samples")
@@ -170,7 +170,7 @@ class Trajectory(Probe):
         self._static = self._labels_now()
         if self.link == "sigmoid" and "vector" in self._static:
             raise InputError("link='sigmoid' needs a model with one output")
-        self._link_found: bool | None = None
+        self._link_applies: bool | None = None
         device = self._sites.first.call.weight.device
         self._sums = {site.name: Sums(device) for site in self._sites.chosen}
         self._steady = {name: Steady(device, plain=device.type == "cpu") for name in self._sums}
@@ -180,9 +180,9 @@ class Trajectory(Probe):
             site.name: BiasPath(parameters[site.bias]) for site in self._sites.chosen if site.bias in parameters
         }
         self._ratio_bounds: dict[str, RatioBounds] = {}
-        self._looks: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
+        self._loaded_bounds: dict[str, tuple[dict[str, Any], bool]] = {}  # what was in them, from a checkpoint
         self._batch: Batch | None = None
-        self._steps_seen = ctx.step
+        self._last_step = ctx.step
         self._hooks = Hooks(
             model,
             [site for site in self._sites.chosen if site.trained and not site.checkpointed],
@@ -193,8 +193,8 @@ class Trajectory(Probe):
             inspect=self._inspect,
             directions=self.clean is not None,
         )
-        if self._kept:
-            self.load_state_dict(self._kept)
+        if self._loaded_state:
+            self.load_state_dict(self._loaded_state)
 
     def announce(self, due: bool) -> None:
         """Called before each step with whether it will be measured."""
@@ -244,7 +244,7 @@ class Trajectory(Probe):
             return {}
         if hooks.failure is not None:
             raise hooks.failure
-        steps, self._steps_seen = ctx.step - self._steps_seen, ctx.step
+        steps, self._last_step = ctx.step - self._last_step, ctx.step
         values: dict[str, Tensor | float] = {}
         if hooks.by_name and steps > 0:
             self._check(hooks)
@@ -258,18 +258,18 @@ class Trajectory(Probe):
             values = {key: value for key, value in values.items() if key.partition("/")[0] not in _OF_EVERY_STEP}
         if self.clean is not None and self.clean.due(ctx.step):
             values |= self._clean_pass(hooks)
-        if self._link_found is None and ctx.loss_node is not None and hooks.number:
-            self._link_found = self.link == "identity" and applies_link(ctx.loss_node, hooks.number)
+        if self._link_applies is None and ctx.loss_node is not None and hooks.number:
+            self._link_applies = self.link == "identity" and applies_link(ctx.loss_node, hooks.number)
         known = [*self._labels_now()]
-        known += ["logits"] if self._link_found else []
+        known += ["logits"] if self._link_applies else []
         known += ["side"] if hooks.side else []
         known += ["repeated"] if hooks.repeated else []
         self._warn(known)
-        looks, ratio_bounds = self._looks, self._ratio_bounds
-        self._looks, self._ratio_bounds = {}, {}
+        loaded, ratio_bounds = self._loaded_bounds, self._ratio_bounds
+        self._loaded_bounds, self._ratio_bounds = {}, {}
 
         def finish() -> Values:
-            result = looks | self._read(ratio_bounds)
+            result = loaded | self._read(ratio_bounds)
             self.labels = (*known, *(["estimated"] if any(estimated for _, estimated in result.values()) else []))
             more = {f"{key}/{name}": value for name, (numbers, _) in result.items() for key, value in numbers.items()}
             return values | more | {f"label/{label}": 1.0 for label in self.labels}
@@ -350,22 +350,22 @@ class Trajectory(Probe):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
         if self._hooks is None:
-            return self._kept
+            return self._loaded_state
         sums = {name: sums.state_dict() for name, sums in self._sums.items()}
         paths = {k: p.state_dict() for k, p in self._paths.items()}
-        looks = self._looks | self._read(self._ratio_bounds)  # taken, but not measured yet
+        bounds = self._loaded_bounds | self._read(self._ratio_bounds)  # taken, but not measured yet
         steady = {name: steady.state_dict() for name, steady in self._steady.items()}
         operators = {name: operator.state_dict() for name, operator in self._operators.items()}
         return {
-            "passes": self._passes, "sums": sums, "paths": paths, "looks": looks, "steady": steady, "operators": operators
+            "passes": self._passes, "sums": sums, "paths": paths, "looks": bounds, "steady": steady, "operators": operators
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         if self._hooks is None:
-            self._kept = dict(state)
+            self._loaded_state = dict(state)
             return
-        self._kept = {}
+        self._loaded_state = {}
         self._passes = int(state["passes"])
         for name, sums in state["sums"].items():
             self._sums[name].load_state_dict(sums)
@@ -375,7 +375,7 @@ class Trajectory(Probe):
             self._steady[name].load_state_dict(steady)
         for name, operator in state.get("operators", {}).items():
             self._operators[name].load_state_dict(operator)
-        self._looks = {
+        self._loaded_bounds = {
             name: (dict(result), bool(estimated)) for name, (result, estimated) in state.get("looks", {}).items()
         }
 

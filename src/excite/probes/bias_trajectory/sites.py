@@ -106,24 +106,24 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
         three = None
     names = [f.call.name for f in two.found]
     if layers == "first":
-        wanted = names[:1]
+        chosen = names[:1]
     elif layers == "all":
-        wanted = names
+        chosen = names
     elif isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
         raise InputError(f"layers: expected 'first', 'all' or a list of names; got {layers!r}")
     else:
-        wanted = list(layers)
-        missing = [name for name in wanted if name not in names]
-        if missing or not wanted:
-            raise InputError(f"layers: the model has no layer {missing or wanted!r}; it has {', '.join(names)}")
+        chosen = list(layers)
+        missing = [name for name in chosen if name not in names]
+        if missing or not chosen:
+            raise InputError(f"layers: the model has no layer {missing or chosen!r}; it has {', '.join(names)}")
     known = Names(model)
     sites = {
         f.call.name: _site(f, three[i] if three is not None else None, known)
         for i, f in enumerate(two.found)
-        if f.call.name in wanted or i == 0
+        if f.call.name in chosen or i == 0
     }
     return TracedLayers(
-        tuple(sites[name] for name in names if name in wanted), sites[names[0]], any(map(_is_smooth, two.functions))
+        tuple(sites[name] for name in names if name in chosen), sites[names[0]], any(map(_is_smooth, two.functions))
     )
 
 

@@ -64,11 +64,11 @@ class Steady:
         return {"phi": phi, "tau": 0.0}
 
     def _in_tensors(self, step: int, largest: float | Tensor, half: int) -> dict[str, float | Tensor]:
-        now = len(self._ends) - 1
+        last_block = len(self._ends) - 1
         ends, peaks = self._table
-        ends[now].fill_(step)
-        torch.fmax(peaks[now], torch.as_tensor(largest).to(peaks), out=peaks[now])  # NaN does not count
-        phi = peaks[half : now + 1].amax()
+        ends[last_block].fill_(step)
+        torch.fmax(peaks[last_block], torch.as_tensor(largest).to(peaks), out=peaks[last_block])  # NaN does not count
+        phi = peaks[half : last_block + 1].amax()
         known = phi * 0  # NaN if there was no update in the last half
         return {"phi": phi + known, "tau": (ends * (peaks > phi)).amax() + known}
 

@@ -161,19 +161,19 @@ def trajectory(
     with eval_mode(model), eagerly(model):
         sites = find(model, x, layers)
         known = list(labels(model, x, sites, output))
-        parts: dict[str, list[tuple[Tensor, ...]]] = {site.name: [] for site in sites.chosen}
+        chunks: dict[str, list[tuple[Tensor, ...]]] = {site.name: [] for site in sites.chosen}
         for start in range(0, size, batch):
             cut = slice(start, start + batch)
-            part = own_copy(tree_map(lambda t: t[cut] if isinstance(t, Tensor) and len(t) == size else t, x))  # noqa: B023
+            chunk = own_copy(tree_map(lambda t: t[cut] if isinstance(t, Tensor) and len(t) == size else t, x))  # noqa: B023
             errors, gradients, link = gradients_of(
-                model, part, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
+                model, chunk, None if y is None else y[cut].to(device), loss, [s.name for s in sites.chosen], output
             )
             _check_finite_gradients(errors, gradients)
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
-                parts[site.name].append(ratio_and_slope(site, gradients[site.name], errors))
-        return {site.name: _updates(site, parts[site.name], tolerance, known) for site in sites.chosen}
+                chunks[site.name].append(ratio_and_slope(site, gradients[site.name], errors))
+        return {site.name: _updates(site, chunks[site.name], tolerance, known) for site in sites.chosen}
 
 
 def _check_finite_gradients(errors: Tensor, gradients: dict[str, Tensor]) -> None:
@@ -222,17 +222,17 @@ def gradients_of(
                 raise InputError("trajectory: the model's output is not connected to the loss: it has no gradient")
             link = applies_link(value.grad_fn, number)
             (start,) = torch.autograd.grad(value.sum(), f, retain_graph=True, materialize_grads=True, allow_unused=True)
-        wanted = [z for z in catch.outputs.values() if z is not None]
+        outputs = [z for z in catch.outputs.values() if z is not None]
         if not f.requires_grad:
             raise ModelError("the output has no gradient: the model detaches or rounds it")
-        result = torch.autograd.grad(f, wanted, start, allow_unused=True, materialize_grads=True)
+        result = torch.autograd.grad(f, outputs, start, allow_unused=True, materialize_grads=True)
     return row_norms(start), dict(zip((k for k, z in catch.outputs.items() if z is not None), result)), link
 
 
-def _updates(site: TracedLayer, parts: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
-    values, steep, active = (torch.cat(column) for column in zip(*parts))
+def _updates(site: TracedLayer, chunks: list[tuple[Tensor, ...]], tolerance: float, known: Sequence[str]) -> Updates:
+    values, lipschitz, active = (torch.cat(column) for column in zip(*chunks))
     operator = LayerOperator(site)
     sigma, error = operator.largest(tolerance, max_products=1000)
     names = (*known, "estimated") if error else tuple(known)
     zero = int(values.isnan().sum())
-    return Updates(site.name, values, steep, sigma, error, operator.smallest_active(active)(), zero, names)
+    return Updates(site.name, values, lipschitz, sigma, error, operator.smallest_active(active)(), zero, names)

@@ -116,13 +116,13 @@ class BiasPath:
     def __init__(self, parameter: Tensor):
         self._parameter, self._version, self._counts = parameter, parameter._version, False
         self._cpu = parameter.device.type == "cpu"
-        self.initial = self.last = self._now()
+        self.initial = self.last = self._current_value()
         self._window()
 
-    def _now(self) -> Any:
+    def _current_value(self) -> Any:
         """The parameter as a vector of its own."""
-        now = self._parameter.detach().to(wide(self._parameter.device), copy=True).reshape(-1)
-        return now.numpy() if self._cpu else now
+        value = self._parameter.detach().to(wide(self._parameter.device), copy=True).reshape(-1)
+        return value.numpy() if self._cpu else value
 
     def _window(self) -> None:
         self.length = self.squares = self.last[:1].sum() * 0.0
@@ -133,20 +133,20 @@ class BiasPath:
         if self._parameter._version == self._version:
             return
         self._version, self._counts = self._parameter._version, True
-        now = self._now()
-        step, off = now - self.last, now - self.mean
+        current = self._current_value()
+        step, off = current - self.last, current - self.mean
         self.length = self.length + (step @ step) ** 0.5
-        self.last = now
+        self.last = current
         self.count += 1
         self.mean = self.mean + off / self.count  # Welford
-        self.squares = self.squares + off @ (now - self.mean)
+        self.squares = self.squares + off @ (current - self.mean)
 
     def read(self) -> dict[str, float | Tensor]:
         """The window's values; a new window starts at the last iterate."""
         self.measure_updates()
         if not self._counts:
-            now = self._now()
-            step, self.last = now - self.last, now
+            current = self._current_value()
+            step, self.last = current - self.last, current
             self.length = self.length + (step @ step) ** 0.5
         far = self.last - self.initial
         result = {"raw": self.length, "variance": self.squares / self.count, "distance": (far @ far) ** 0.5}

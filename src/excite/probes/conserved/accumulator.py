@@ -23,8 +23,8 @@ _AUTOCAST = 8.0
 class Accumulator:
     """A number per channel of all laws, on the device.
 
-    `parts` (parts, channels); `value` is that after the last step committed, `worst` the largest rest of a step, which was `worst_step`,
-    `flagged` the first step with a rest too large, or −1.
+    `parts` (terms, channels); `value` is that after the last step committed, `worst` the largest residual of a step, which was `worst_step`,
+    `flagged` the first step with a residual too large, or −1.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Accumulator:
         self._owners: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def commit(self, records: Sequence[StepRecord]) -> Tensor:
-        """(steps, 2 + parts, channels): drift, scale and parts after each of the steps."""
+        """(steps, 2 + terms, channels): drift, scale and terms after each of the steps."""
         result = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.kind)]
         return result[0] if len(result) == 1 else torch.cat(result)
 
@@ -65,7 +65,7 @@ class Accumulator:
         return self.parts.nbytes + self.start.nbytes + self.scale.nbytes
 
     def state(self, rows: Tensor | None = None) -> Tensor:
-        """(2 + parts, channels) after the last step, or with these row sums of squared weights."""
+        """(2 + terms, channels) after the last step, or with these row sums of squared weights."""
         value = self.value
         if rows is not None:
             value = self._sums.fold(rows)
@@ -74,17 +74,17 @@ class Accumulator:
 
     def _commit(self, records: list[StepRecord]) -> Tensor:
         rows = torch.stack([record.rows for record in records])
-        groups, part_of = self._grouped(records[0].owner)
+        groups, group_matrix = self._grouped(records[0].owner)
         made, read = self._sums.sides(rows, groups, len(records[0].forms))  # (steps, products, groups, channels)
         sums = made - read
         value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
-        parts, terms = self._parts_of(records, sums, groups, part_of)
+        terms_by_name, terms = self._terms_of(records, sums, groups, group_matrix)
         before = torch.cat([self.value[None], value[:-1]])
-        rest = value - before - parts.sum(1)
+        residual = value - before - terms_by_name.sum(1)
         if records[0].missing:  # what is left there was not predicted
             unknown = torch.isin(self._law, self._told(list(records[0].missing)).long())
-            parts[:, PARTS.index("update")] += torch.where(unknown, rest, 0.0)
-            rest = torch.where(unknown, 0.0, rest)
+            terms_by_name[:, PARTS.index("update")] += torch.where(unknown, residual, 0.0)
+            residual = torch.where(unknown, 0.0, residual)
         scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
         allowed = self._tolerance * scale
         if any(any(record.rounding) for record in records):
@@ -95,17 +95,19 @@ class Accumulator:
             gradients = sum(side[:, records[0].products.index("gg")].sum(1) for side in (made, read))
             passes = self._told([2 * max(record.rates) * _AUTOCAST * record.passes for record in records])
             allowed = allowed + passes[:, None] * (size * gradients).sqrt()
-        rest = rest.abs()
-        self._note(records[0].step, rest, rest <= allowed)
-        for part, last in zip(parts, [self.parts, *parts]):  # torch has no deterministic cumsum on a GPU
-            part += last
-        self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (parts, scale, value, rows[:, 0]))
-        return torch.cat([(value - self.start)[:, None], scale[:, None], parts], 1)
+        residual = residual.abs()
+        self._note(records[0].step, residual, residual <= allowed)
+        for term, last in zip(
+            terms_by_name, [self.parts, *terms_by_name]
+        ):  # torch has no deterministic cumsum on a GPU
+            term += last
+        self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (terms_by_name, scale, value, rows[:, 0]))
+        return torch.cat([(value - self.start)[:, None], scale[:, None], terms_by_name], 1)
 
-    def _parts_of(
-        self, records: list[StepRecord], sums: Tensor, groups: Tensor, part_of: Tensor
+    def _terms_of(
+        self, records: list[StepRecord], sums: Tensor, groups: Tensor, group_matrix: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(steps, parts, channels) from (steps, products, groups, channels).
+        """(steps, terms, channels) from (steps, products, groups, channels).
 
         And (steps, channels), the sum of the absolute values of all terms that they are made of.
         """
@@ -119,37 +121,37 @@ class Accumulator:
         if eps is not None and "wg" not in names and len(record.forms) == 1:
             names.append("wg")  # it is not measured: a gradient that obeys the law has w·g = 0, but for the eps
             sums = torch.cat([sums, eps[:, None, None]], 1)
-        parts = sums.new_zeros(len(records), len(PARTS), sums.shape[-1])
+        terms_by_name = sums.new_zeros(len(records), len(PARTS), sums.shape[-1])
         terms = sums.new_zeros(len(records), sums.shape[-1])
         occur = [
-            part
-            for part in PARTS
-            if any(any(form.get(part, {}).values()) for record in records for form in record.forms)
+            term
+            for term in PARTS
+            if any(any(form.get(term, {}).values()) for record in records for form in record.forms)
         ]
         if occur:
             weights = [
-                [[[form.get(part, {}).get(name, 0.0) for form in record.forms] for name in names] for part in occur]
+                [[[form.get(term, {}).get(name, 0.0) for form in record.forms] for name in names] for term in occur]
                 for record in records
             ]
-            matrix = self._told(weights)  # (steps, parts, products, groups)
-            for i, part in enumerate(occur):
+            matrix = self._told(weights)  # (steps, terms, products, groups)
+            for i, term_name in enumerate(occur):
                 for k in range(len(names)):
                     if any(
                         any(weight[i][k]) for weight in weights
                     ):  # what does not count is left out: it may be infinite
                         term = (sums[:, k] * matrix[:, i, k, :, None]).sum(1)
-                        parts[:, PARTS.index(part)] += term
+                        terms_by_name[:, PARTS.index(term_name)] += term
                         terms += term.abs()
         if eps is not None or len(record.forms) > 1:
             rates = self._told([record.rates for record in records])
             # The largest rate of the law: with that of a layer which does not move, nothing would be left to check.
-            of_law = (rates[:, :, None] * part_of).amax(1)[:, self._law]
+            of_law = (rates[:, :, None] * group_matrix).amax(1)[:, self._law]
             if eps is not None:
-                parts[:, PARTS.index("eps")] = -2 * of_law * eps
+                terms_by_name[:, PARTS.index("eps")] = -2 * of_law * eps
             if "wg" in names and len(record.forms) > 1:
                 wg = sums[:, names.index("wg")]
-                parts[:, PARTS.index("rates")] = -2 * ((rates[..., None] - of_law[:, None]) * wg).sum(1)
-        return parts, terms
+                terms_by_name[:, PARTS.index("rates")] = -2 * ((rates[..., None] - of_law[:, None]) * wg).sum(1)
+        return terms_by_name, terms
 
     def _eps_terms(self, records: list[StepRecord]) -> Tensor | None:
         """(steps, channels): what w·g of a law in front of a normalization is because of its eps."""
@@ -171,15 +173,15 @@ class Accumulator:
         if owner not in self._owners:
             device = self._law.device
             table = torch.tensor(owner, dtype=torch.long).to(device)
-            part_of = torch.zeros(1 + max(owner, default=0), len(self._members), dtype=torch.float64)
+            group_matrix = torch.zeros(1 + max(owner, default=0), len(self._members), dtype=torch.float64)
             for law, members in enumerate(self._members):
-                part_of[[owner[i] for i in members], law] = 1.0
-            self._owners = {owner: (table[self._sums.owner], part_of.to(device))}
+                group_matrix[[owner[i] for i in members], law] = 1.0
+            self._owners = {owner: (table[self._sums.owner], group_matrix.to(device))}
         return self._owners[owner]
 
-    def _note(self, step: int, rest: Tensor, allowed: Tensor) -> None:
-        """The largest rest of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
-        known = torch.where(rest.isnan(), 0.0, rest)
+    def _note(self, step: int, residual: Tensor, allowed: Tensor) -> None:
+        """The largest residual of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
+        known = torch.where(residual.isnan(), 0.0, residual)
         maximum = known.argmax(0)
         largest = known.gather(0, maximum[None])[0]
         larger = largest > self.worst

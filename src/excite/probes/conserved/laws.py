@@ -106,8 +106,8 @@ class LawSums:
         # Parameters of one shape stand side by side, so that one operation sums the rows of all of them.
         together: dict[object, list[str]] = {}
         for path, sites in targets.items():
-            kind = shapes[path], tuple(_kind(use, path) for use in sites)
-            together.setdefault(kind, []).append(path)
+            signature = shapes[path], tuple(_kind(use, path) for use in sites)
+            together.setdefault(signature, []).append(path)
         self.paths = [path for alike in together.values() for path in alike]
         number = {path: i for i, path in enumerate(self.paths)}
         self._blocks: list[_Block] = []
@@ -164,33 +164,33 @@ class LawSums:
     ) -> tuple[tuple[Tensor, ...], list[Callable[[], Tensor]]]:
         """Where the products of a block go, a vector for each pair, and what sums them up. Kept: views cost as much as sums."""
         block, size = self._blocks[number], max(block.size for block in self._blocks)
-        whole = self._buffer("products", dtype, pairs * size)
+        buffer = self._buffer("products", dtype, pairs * size)
         key = number, pairs, dtype
-        if key not in self._views or self._views[key][0] != whole.data_ptr():
-            own = whole.narrow(0, 0, pairs * block.size).view(pairs, block.size)
+        if key not in self._views or self._views[key][0] != buffer.data_ptr():
+            own = buffer.narrow(0, 0, pairs * block.size).view(pairs, block.size)
             sums = [rows(own[:, start:stop]) for start, stop, rows in block.sites]
-            self._views[key] = whole.data_ptr(), own.unbind(), sums
+            self._views[key] = buffer.data_ptr(), own.unbind(), sums
         return self._views[key][1:]
 
     def _flat(self, name: str, block: _Block, tensors: Sequence[Tensor]) -> Tensor:
         """The entries of a block's parameters as one vector, half precision widened."""
-        parts = [tensors[i].reshape(-1) for i in block.members]
-        dtypes = {part.dtype for part in parts}
+        flat = [tensors[i].reshape(-1) for i in block.members]
+        dtypes = {tensor.dtype for tensor in flat}
         if len(dtypes) > 1 or not dtypes <= _WIDE:
             wide = torch.float64 if torch.float64 in dtypes else torch.float32
-            parts = [part.to(wide) for part in parts]
-        if any(part.device != self._device for part in parts):
-            parts = [part.to(self._device) for part in parts]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts, out=self._buffer(name, parts[0].dtype, block.size))
+            flat = [tensor.to(wide) for tensor in flat]
+        if any(tensor.device != self._device for tensor in flat):
+            flat = [tensor.to(self._device) for tensor in flat]
+        if len(flat) == 1:
+            return flat[0]
+        return torch.cat(flat, out=self._buffer(name, flat[0].dtype, block.size))
 
     def _buffer(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
         """Memory that stays: to allocate as much at every step costs more than the arithmetic."""
-        held = self._buffers.get((name, dtype))
-        if held is None or held.numel() < size:
-            held = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
-        return held.narrow(0, 0, size)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self._device)
+        return buffer.narrow(0, 0, size)
 
     def fold(self, rows: Tensor) -> Tensor:
         """(..., count): sums over rows, producers minus consumers, in float64."""

@@ -32,7 +32,10 @@ from excite.wiring.groups import Group
 from excite.wiring.tracing import Wiring, trace
 
 _RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
-_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4}  # a rest beyond this share of the squared weights is flagged
+_TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-4,
+}  # a residual beyond this fraction of the squared weights is flagged
 
 
 class Snapshot:
@@ -205,25 +208,25 @@ class Ledger:
             value = self._sums.fold(rows)
             accumulator.scale = torch.maximum(accumulator.scale, self._sums.size(rows))
         drift = value - accumulator.start
-        rest = drift - accumulator.parts.sum(0)
+        residual = drift - accumulator.parts.sum(0)
         # What moved since the last step moved outside the optimizer; the next step will find it, too.
         still = (value - accumulator.value).abs() <= self.tolerance * accumulator.scale
         flagged = accumulator.flagged.masked_fill(~still & (accumulator.flagged < 0), self.steps + 1)
         columns = {
-            "value": value, "start": accumulator.start, "drift": drift, "rest": rest, "scale": accumulator.scale,
+            "value": value, "start": accumulator.start, "drift": drift, "residual": residual, "scale": accumulator.scale,
             "worst": accumulator.worst, "worst_step": accumulator.worst_step, "flagged": flagged,
         }  # fmt: skip
         columns = {name: column.cpu() for name, column in columns.items()}
-        parts = accumulator.parts.cpu()
+        terms = accumulator.parts.cpu()
         entries = []
         for law in self.laws:
             own = {name: column[law.span] for name, column in columns.items()}
-            split = {name: parts[i, law.span] for i, name in enumerate(PARTS)}
+            split = {name: terms[i, law.span] for i, name in enumerate(PARTS)}
             matrix = None if self._off is None else self._off.read(law.name)
             why = self.unchecked.why(law.name, self.steps)
             entries.append(
                 LedgerEntry(
-                    law.name, law.group, parts=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **own
+                    law.name, law.group, terms=split, off_diagonal=matrix, tolerance=self.tolerance, why=why, **own
                 )
             )
         self.check_same_parameters()
@@ -283,9 +286,9 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the accumulator of a checkpoint. Load the model first: weights that differ show as a residual."""
-        kinds = [(law.name, law.earlier, f"{law.group.law} {law.group.channels}") for law in self.laws]
-        laws = [f"{name} {kind}" for name, _, kind in kinds]
-        if list(state["laws"]) not in (laws, [f"{earlier} {kind}" for _, earlier, kind in kinds]):
+        names = [(law.name, law.earlier, f"{law.group.law} {law.group.channels}") for law in self.laws]
+        laws = [f"{name} {described}" for name, _, described in names]
+        if list(state["laws"]) not in (laws, [f"{earlier} {described}" for _, earlier, described in names]):
             raise InputError(f"conservation: the state is about other laws ({len(state['laws'])} against {len(laws)})")
         self._records, self._snapshots, self._failure = [], [], None
         self._accumulator.load_state_dict(state)

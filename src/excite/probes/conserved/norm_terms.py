@@ -170,7 +170,7 @@ class _Norm:
         counts = {"layer_norm": positions, "rms_norm": positions, "group_norm": getattr(module, "num_groups", 0)}
         self.span = slice(start, start + int(counts.get(site.op, getattr(module, "num_features", 0))))
         self.closure = False  # passes come inside a step, and γ changes before their term is read
-        self.lost = ""  # why a pass since the last step could not be followed
+        self.untraceable = ""  # why a pass since the last step could not be followed
         self._open: weakref.WeakSet[_Pass] = weakref.WeakSet()
         self.inverse: Tensor | None = None  # of the only pass there was
         self.total: Tensor | None = None
@@ -194,26 +194,26 @@ class _Norm:
             return
         inverse = None
         if getattr(self.module, "running_mean", None) is not None and not self.module.training:
-            self.lost = "its statistics are frozen, so there is no law in front of it"
+            self.untraceable = "its statistics are frozen, so there is no law in front of it"
             return
         if self.op == "batch_norm":
-            inverse = self._saved(x.detach(), output, kept=hooks is None)
+            inverse = self._saved(x.detach(), output, is_kept=hooks is None)
             if inverse is None:
                 return
         elif hooks is not None:  # to keep the input would keep what checkpointing gives up
-            self.lost = _NOT_KEPT
+            self.untraceable = _NOT_KEPT
             return
         forward_pass = _Pass(x.detach() if hooks is None else None, inverse)
         self._open.add(forward_pass)
         output.register_hook(lambda gradient: self._backward(forward_pass, gradient))
 
-    def _saved(self, x: Tensor, output: Tensor, kept: bool) -> Tensor | None:
+    def _saved(self, x: Tensor, output: Tensor, is_kept: bool) -> Tensor | None:
         """1/√(v + ε) of this pass; None where the module computes something else."""
         name = "" if output.grad_fn is None else output.grad_fn.name()
         if not name.startswith(_BATCH_NODES):
-            self.lost = "it was computed in another way than by torch's batch normalization"
+            self.untraceable = "it was computed in another way than by torch's batch normalization"
             return None
-        if kept:
+        if is_kept:
             return output.grad_fn._saved_result2.detach()  # type: ignore[union-attr, no-any-return]
         variance = x.to(torch.promote_types(x.dtype, torch.float32)).var((0, *range(2, x.dim())), correction=0)
         return (variance + self.module.eps).rsqrt()  # type: ignore[operator]
@@ -221,7 +221,7 @@ class _Norm:
     @torch.no_grad()
     def _backward(self, forward_pass: _Pass, gradient: Tensor) -> None:
         if forward_pass.used:  # a graph that was retained
-            self.lost = "a graph was used for several backward passes"
+            self.untraceable = "a graph was used for several backward passes"
             return
         forward_pass.used = True
         self._open.discard(forward_pass)
@@ -234,7 +234,7 @@ class _Norm:
         if first:
             self._base = None if grad is None else self.scaled(grad)
         if forward_pass.x is None or self._alone is not None:
-            self.lost = _NOT_KEPT
+            self.untraceable = _NOT_KEPT
             return
         term = eps_term(self.module, self.op, forward_pass.x, gradient.detach(), self._axis)
         self._coming = term if self._coming is None else self._coming + term
@@ -258,14 +258,14 @@ class _Norm:
             return self.inverse.square() * self.reference.detach() * grad * self.module.eps  # type: ignore[operator]
         if self.total is None or self.size is None:
             return None
-        now = torch.linalg.vector_norm(grad)
+        norm = torch.linalg.vector_norm(grad)
         # A gradient of zero is that of a step that was zeroed, or had none: nothing is left of the term.
-        return torch.where(now > 0, self.total * (now / self.size), 0.0)
+        return torch.where(norm > 0, self.total * (norm / self.size), 0.0)
 
     def missing(self) -> str:
         """Why the term of the step to come is not known, if so."""
-        if self.lost:
-            return self.lost
+        if self.untraceable:
+            return self.untraceable
         if self._coming is not None or self._alone is not None:
             return "its gradient did not reach the parameter that it is compared with"
         if self.reference.grad is not None and self.inverse is None and self.total is None:
@@ -274,7 +274,7 @@ class _Norm:
 
     def end(self) -> None:
         """After a step: what went wrong before it is over."""
-        self.lost = ""
+        self.untraceable = ""
         self._alone = self._coming = self._base = None
 
 
@@ -303,10 +303,10 @@ class NormTerms:
                 if site.eps is not None:
                     module = WrittenModule.of(modules.get(site.module), site.op, site.eps) or module
                 if not isinstance(module, WrittenModule) and type(module) not in _MODULES.get(site.op, ()):
-                    kind = "a function" if module is None else f"a {type(module).__name__}"
-                    why = f"{site.module} normalizes by {site.op} in {kind}, not as a module of torch.nn"
+                    described = "a function" if module is None else f"a {type(module).__name__}"
+                    why = f"{site.module} normalizes by {site.op} in {described}, not as a module of torch.nn"
                     if site.eps is not None and module is not None:
-                        why = f"{site.module} normalizes in {kind}, not by weight · x / √(mean x² + ε), or in lower precision"
+                        why = f"{site.module} normalizes in {described}, not by weight · x / √(mean x² + ε), or in lower precision"
                 elif several:
                     why = f"{site.module} normalizes on several processes, each with statistics of its own"
                 if why or module is None:

@@ -20,7 +20,7 @@ class Matrix:
     """Off-diagonal entries of one law since the start, as (channels, channels) matrices with zeros on the diagonal.
 
     `drift` is M − M₀; `step` is Σ η² (G G' of producers − of consumers), which explains all of it where the law is
-    "matrix" and the optimizer plain SGD; `rest` is the difference. `exact` says whether that law is claimed.
+    "matrix" and the optimizer plain SGD; `residual` is the difference. `exact` says whether that law is claimed.
     """
 
     drift: Tensor
@@ -29,14 +29,14 @@ class Matrix:
     exact: bool
 
     @property
-    def rest(self) -> Tensor:
+    def residual(self) -> Tensor:
         """The residual: drift − step."""
         return self.drift - self.step
 
     @property
     def relative(self) -> float:
-        """Largest rest over the scale."""
-        return float(self.rest.abs().max()) / self.scale if self.scale else float(self.rest.abs().max())
+        """Largest residual over the scale."""
+        return float(self.residual.abs().max()) / self.scale if self.scale else float(self.residual.abs().max())
 
 
 def law_matrix(group: Group, tensors: Mapping[str, Tensor], weights: Mapping[str, float] | None = None) -> Tensor:
@@ -48,8 +48,8 @@ def _side(sites: Any, tensors: Mapping[str, Tensor], weights: Mapping[str, float
     total: Tensor | None = None
     for site in sites:
         rows = site.rows(tensors[site.parameter].detach()).double()
-        part = rows @ rows.T * (site.times * (1.0 if weights is None else weights[site.parameter]))
-        total = part if total is None else total + part
+        gram = rows @ rows.T * (site.times * (1.0 if weights is None else weights[site.parameter]))
+        total = gram if total is None else total + gram
     return torch.zeros((), dtype=torch.float64) if total is None else total
 
 

@@ -28,9 +28,9 @@ class Conservation(Probe):
 
     Records:
         ``conservation/drift/L``: largest |value − value at the start| over the channels, relative to their squared weights.
-        ``conservation/rest/L``: the same of the residual that no part explains, while every step was checked.
-        ``conservation/PART/L``: share of the drift explained by a part (step, decay, momentum, …), for the parts that occur;
-        signed, and together with the rest they sum to 1.
+        ``conservation/rest/L``: the same of the residual that no term explains, while every step was checked.
+        ``conservation/PART/L``: fraction of the drift explained by a term (step, decay, momentum, …), for the terms that occur;
+        signed, and together with the residual they sum to 1.
         ``conservation/unchecked/L``: fraction of the steps in which the law was not checked because the update could not be
         predicted from the gradient; recorded once there is such a step.
         ``conservation/label/KEY``: 1 for each reason (`excite.probes.conserved.unchecked.REASONS`).
@@ -133,11 +133,15 @@ class Conservation(Probe):
         values = {f"drift/{name}": drift for name, drift in zip(row.names, row.drift)}
         if self.parts:
             unchecked, steps = self.ledger.unchecked, self.ledger.steps
-            values |= {f"rest/{name}": rest for name, rest in zip(row.names, row.rest) if name not in unchecked}
+            values |= {
+                f"rest/{name}": residual for name, residual in zip(row.names, row.residual) if name not in unchecked
+            }
             values |= {f"unchecked/{name}": unchecked.share(name, steps) for name in row.names if name in unchecked}
             values |= {f"label/{key}": 1.0 for key in unchecked.keys}
-            for term, shares, occurs in zip(PARTS, row.shares, row.occurs):
-                values |= {f"{term}/{name}": fraction for name, fraction, yes in zip(row.names, shares, occurs) if yes}
+            for term, fractions, occurs in zip(PARTS, row.fractions, row.occurs):
+                values |= {
+                    f"{term}/{name}": fraction for name, fraction, yes in zip(row.names, fractions, occurs) if yes
+                }
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +169,7 @@ def _balance(history: MetricSeries) -> list[Finding]:
         return {law: float(finite(s)[1][-1]) for law, s in history.layers(key).items() if len(finite(s)[1])}
 
     unchecked = last("conservation/unchecked")
-    rests = {law: rest for law, rest in last("conservation/rest").items() if law not in unchecked}
+    rests = {law: residual for law, residual in last("conservation/rest").items() if law not in unchecked}
     moved = last("conservation/drift")
     worst = max(rests, key=lambda law: rests[law], default=None)
     if worst is not None and rests[worst] > _UNEXPLAINED:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from excite._core.compatibility import renamed_fields, renamed_keywords
 from excite.errors import InputError
 from excite.probes.conserved.off_diagonal import Matrix
 from excite.wiring.groups import Group
@@ -23,11 +24,12 @@ class Unchecked:
     why: str
 
 
+@renamed_fields(rest="residual", parts="terms")
 @dataclass(frozen=True)
 class LedgerEntry:
     """One law: per channel, Σ w² over its producers minus Σ w² over its consumers, each with its multiplicity.
 
-    drift = value − start = Σ parts + rest. All tensors have shape (channels,).
+    drift = value − start = Σ terms + residual. All tensors have shape (channels,).
 
     Attributes:
         name: Name of the law: the layer of its first producer.
@@ -35,8 +37,8 @@ class LedgerEntry:
         value: Current value.
         start: Value at the start.
         drift: value − start.
-        rest: Part of the drift that no part explains.
-        parts: Explained parts of the drift, by name (step, decay, momentum, …).
+        residual: What no term explains of the drift.
+        terms: Explained terms of the drift, by name (step, decay, momentum, …).
         scale: Σ w² over producers and consumers, the larger of then and now; residuals are relative to it.
         worst: Largest residual of a single step.
         worst_step: The step of `worst`.
@@ -50,7 +52,7 @@ class LedgerEntry:
         ...     model(x).square().mean().backward()
         ...     optimizer.step()
         >>> entry = ledger.read()["0"]
-        >>> entry.law, tuple(entry.drift.shape), sorted(entry.parts)
+        >>> entry.law, tuple(entry.drift.shape), sorted(entry.terms)
         ('channel', (8,), [...'step'...])
     """
 
@@ -59,8 +61,8 @@ class LedgerEntry:
     value: Tensor
     start: Tensor
     drift: Tensor
-    rest: Tensor
-    parts: Mapping[str, Tensor]
+    residual: Tensor
+    terms: Mapping[str, Tensor]
     scale: Tensor
     worst: Tensor
     worst_step: Tensor
@@ -76,36 +78,37 @@ class LedgerEntry:
 
     @property
     def relative(self) -> float:
-        """The largest |rest| / scale over the channels; NaN if a weight is not finite."""
-        return self._over(self.rest)
+        """The largest |residual| / scale over the channels; NaN if a weight is not finite."""
+        return self._over(self.residual)
 
     @property
     def moved(self) -> float:
         """The largest |drift| / scale over the channels."""
         return self._over(self.drift)
 
-    def share(self, part: str) -> float:
-        """How much of the drift a part makes up, over all channels: Σ part·drift / Σ drift². Shares sum to one."""
-        whole = float(self.drift.square().sum())
-        amount = self.rest if part == "rest" else self.parts[part]
-        return float((amount * self.drift).sum()) / whole if whole else 0.0
+    @renamed_keywords(part="term")
+    def share(self, term: str) -> float:
+        """Fraction of the drift that a term makes up, over all channels: Σ term·drift / Σ drift². The fractions sum to one."""
+        total = float(self.drift.square().sum())
+        amount = self.residual if term == "rest" else self.terms[term]
+        return float((amount * self.drift).sum()) / total if total else 0.0
 
     @property
     def first_flag(self) -> int | None:
-        """The first step whose rest was too large for rounding."""
+        """The first step whose residual was too large for rounding."""
         steps = self.flagged[self.flagged >= 0]
         return int(steps.min()) if len(steps) else None
 
     @property
     def state(self) -> Literal["holds", "flagged", "not checked"]:
         """A flag refutes a law whether or not the other steps were checked."""
-        if self.first_flag is not None or not bool(torch.isfinite(self.rest).all()):
+        if self.first_flag is not None or not bool(torch.isfinite(self.residual).all()):
             return "flagged"
         return "holds" if self.why is None else "not checked"
 
     @property
     def holds(self) -> bool:
-        """Every step was checked, none left a rest beyond the tolerance, and every number is finite."""
+        """Every step was checked, none left a residual beyond the tolerance, and every number is finite."""
         return self.state == "holds"
 
     def _over(self, amount: Tensor) -> float:
@@ -162,20 +165,20 @@ class LedgerReport:
     def __str__(self) -> str:
         lines = [f"{self.steps} steps, {str(self.precision).removeprefix('torch.')}, optimizer: {self.rule}"]
         shown = [
-            part for part in self.entries[0].parts if any(bool((e.parts[part] != 0).any()) for e in self.entries)
+            term for term in self.entries[0].terms if any(bool((e.terms[term] != 0).any()) for e in self.entries)
         ] if self.entries else []  # fmt: skip
         width = max([len(e.name) for e in self.entries] + [3])
         if self.entries:
-            head = "".join(f"{part:>11}" for part in shown)
-            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'rest':>11}")
+            head = "".join(f"{term:>11}" for term in shown)
+            lines.append(f"{'law':<{width}}  {'kind':<8}{'channels':>8}{'drift':>11}{head}{'residual':>11}")
         for e in self.entries:
-            cells = "".join(f"{e.share(part):>11.1%}" for part in shown)
+            cells = "".join(f"{e.share(term):>11.1%}" for term in shown)
             lines.append(
                 f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{self._flag(e)}"
             )
             if e.off_diagonal is not None:
                 what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
-                lines.append(f"{'':<{width}}    off the diagonal: rest {e.off_diagonal.relative:.1e} ({what})")
+                lines.append(f"{'':<{width}}    off the diagonal: residual {e.off_diagonal.relative:.1e} ({what})")
         lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
         if not self.entries and not self.unchecked:
             lines.append("nothing to check: no channels lie between two layers")
@@ -183,7 +186,7 @@ class LedgerReport:
 
     def _flag(self, entry: LedgerEntry) -> str:
         """The reason why a law is flagged, for the end of its line."""
-        if not bool(torch.isfinite(entry.rest).all()):
+        if not bool(torch.isfinite(entry.residual).all()):
             return "  not finite" + ("" if entry.first_flag is None else f" since step {entry.first_flag}")
         if entry.first_flag is None:
             if not self.steps:
@@ -191,4 +194,4 @@ class LedgerReport:
             return "" if entry.why is None else f"  not checked: {entry.why}"
         if entry.first_flag > self.steps:
             return f"  changed after step {self.steps}, not by the optimizer"
-        return f"  rest at step {entry.first_flag}"
+        return f"  residual at step {entry.first_flag}"

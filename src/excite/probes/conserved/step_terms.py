@@ -33,7 +33,7 @@ _Key = tuple[float, float, float, float]  # rate, decay, decay beside the moment
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, to be booked: row sums of products, and what each counts for in each part.
+    """One step, to be booked: row sums of products, and what each counts for in each term.
 
     Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
     `rates` are its own. `terms` are those of `NormTerms`; `missing` are the laws whose terms are not known. `rounding`: relative
@@ -45,7 +45,7 @@ class StepRecord:
     products: tuple[str, ...]  # "aa", w·w after the step, is the first
     rows: Tensor  # (products, rows)
     owner: tuple[int, ...]
-    forms: tuple[Mapping[str, Form], ...]  # by part
+    forms: tuple[Mapping[str, Form], ...]  # by term
     rates: tuple[float, ...]
     terms: Tensor | None = None
     missing: Mapping[int, Reason] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class StepRecord:
 
 
 class StepTerms:
-    """Splits steps into parts.
+    """Splits steps into terms.
 
     Plain SGD with one learning rate and one decay needs only squared gradients; everything else works on a copy of the weights before
     the step. `unchecked` says why the last step is no evidence.
@@ -75,23 +75,25 @@ class StepTerms:
         self._terms: Tensor | None = None
         self._missing: dict[int, Reason] = {}
         self._numbers = Hyperparameters()
-        self._share = DecayShare()
+        self._decay_fraction = DecayShare()
         self._shared = False  # decay acts through a buffer in this step
-        self._found: tuple[int, list[int]] | None = None  # how many groups the optimizer has, and the group of each
+        self._group_of_parameter: tuple[int, list[int]] | None = (
+            None  # how many groups the optimizer has, and the group of each
+        )
 
     def settings(self, optimizer: torch.optim.Optimizer) -> list[Settings]:
         """The optimizer's settings for every parameter, as plain numbers."""
         groups = optimizer.param_groups
-        if self._found is None or self._found[0] != len(groups):
+        if self._group_of_parameter is None or self._group_of_parameter[0] != len(groups):
             of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
             missing = [i for i, p in enumerate(self._parameters) if id(p) not in of]
             if missing:
                 raise InputError(
                     f"conservation: {self._sums.paths[missing[0]]} left the optimizer: start a new ledger for it"
                 )
-            self._found = len(groups), [of[id(p)] for p in self._parameters]
-        result = {i: self._numbers.plain(groups[i]) for i in dict.fromkeys(self._found[1])}
-        return [result[i] for i in self._found[1]]
+            self._group_of_parameter = len(groups), [of[id(p)] for p in self._parameters]
+        result = {i: self._numbers.plain(groups[i]) for i in dict.fromkeys(self._group_of_parameter[1])}
+        return [result[i] for i in self._group_of_parameter[1]]
 
     def before(self, rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Reads the settings before a step, and copies the weights if the rule needs them."""
@@ -124,7 +126,7 @@ class StepTerms:
             self._copies = [torch.empty_like(w) for w in weights]
         torch._foreach_copy_(self._copies, weights)
         states = [optimizer.state.get(p, {}) for p in self._parameters]
-        self._shared = rule in ("sgd", "adam") and self._share.before(states, settings, weights)
+        self._shared = rule in ("sgd", "adam") and self._decay_fraction.before(states, settings, weights)
         # Some implementations add Nesterov's momentum to the gradient in place.
         if not self._blind and (rule == "measured" or nesterov):
             self._grads = [_grad(p).clone() for p in self._parameters]
@@ -172,7 +174,7 @@ class StepTerms:
                         columns["u"] = result.momentum
                         products += ["wu", "uu"]
             if self._shared:
-                columns["d"] = self._share.directions(self._copies, settings, trained, correction)
+                columns["d"] = self._decay_fraction.directions(self._copies, settings, trained, correction)
                 products += ["wd", "gd", "dd"]
         alike: dict[_Key, int] = {}
         keys = map(self._key, settings, trained, correction)
@@ -208,30 +210,30 @@ class StepTerms:
         if self._blind:
             return {"update": {"aa": 1.0, "ww": -1.0}}
         step = plain(rate)
-        parts = {"step": {"gg": step["gg"]}}
+        forms = {"step": {"gg": step["gg"]}}
         if self._rule == "measured":
-            return parts | {"update": less({"aa": 1.0, "ww": -1.0}, step)}
-        parts["decay"] = decayed_by(rate, correction) if self._shared else decayed(rate, decay)
+            return forms | {"update": less({"aa": 1.0, "ww": -1.0}, step)}
+        forms["decay"] = decayed_by(rate, correction) if self._shared else decayed(rate, decay)
         if self._quick:
-            return parts
+            return forms
         if self._rule in ("rmsprop", "adagrad"):
             scaled = moved(rate, 0.0, correction, "s")
-            parts["rescaling"] = less(scaled, step, parts["decay"])
-            return parts | ({"momentum": less(moved(rate, 0.0, correction, "u"), scaled)} if "uu" in products else {})
+            forms["rescaling"] = less(scaled, step, forms["decay"])
+            return forms | ({"momentum": less(moved(rate, 0.0, correction, "u"), scaled)} if "uu" in products else {})
         direction = moved(rate, shrink, correction, "u")
-        parts["momentum"] = less(direction, step, parts["decay"])
+        forms["momentum"] = less(direction, step, forms["decay"])
         if self._rule == "adam":
-            parts["rescaling"] = less(moved(rate, shrink, correction, "s"), direction)
-        return parts
+            forms["rescaling"] = less(moved(rate, shrink, correction, "s"), direction)
+        return forms
 
     def state_dict(self) -> dict[str, Tensor]:
         """The contribution of decay to the momentum buffers, by parameter; empty where there is none."""
-        return {path: v.clone() for path, v in zip(self._sums.paths, self._share.buffers or [])}
+        return {path: v.clone() for path, v in zip(self._sums.paths, self._decay_fraction.buffers or [])}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restores the state from a checkpoint."""
         pairs = zip(self._sums.paths, self._parameters)
-        self._share.buffers = [state[path].to(p).clone() for path, p in pairs] if state else None
+        self._decay_fraction.buffers = [state[path].to(p).clone() for path, p in pairs] if state else None
 
 
 def _unchecked(rule: UpdateRule, optimizer: torch.optim.Optimizer, closure: bool, nesterov: bool) -> Reason | None:

@@ -15,41 +15,42 @@ from excite.probes.conserved.laws import NamedLaw
 class LawSummary:
     """A few numbers per law, (..., laws).
 
-    `drift` and `rest` are the largest of a channel relative to its squared weights, as `LedgerEntry.moved` and `LedgerEntry.relative`;
-    `shares` (..., parts, laws) as `LedgerEntry.share`, and where a part `occurs`.
+    `drift` and `residual` are the largest of a channel relative to its squared weights, as `LedgerEntry.moved` and `LedgerEntry.relative`;
+    `fractions` (..., terms, laws) as `LedgerEntry.share`, and where a term `occurs`.
     """
 
     names: tuple[str, ...]
     drift: Tensor
-    rest: Tensor
-    shares: Tensor
+    residual: Tensor
+    fractions: Tensor
     occurs: Tensor
 
     def rows(self) -> list[LawRow]:
         """The numbers of each of several steps, fetched with one transfer."""
-        sizes = [self.drift.shape[1], self.rest.shape[1], self.shares[0].numel(), self.occurs[0].numel()]
+        sizes = [self.drift.shape[1], self.residual.shape[1], self.fractions[0].numel(), self.occurs[0].numel()]
         columns = [
-            column.reshape(len(column), -1).double() for column in (self.drift, self.rest, self.shares, self.occurs)
+            column.reshape(len(column), -1).double()
+            for column in (self.drift, self.residual, self.fractions, self.occurs)
         ]
         laws, result = len(self.names), []
         for row in torch.cat(columns, 1).tolist():
-            parts, start = [], 0
+            pieces, start = [], 0
             for size in sizes:
-                parts.append(row[start : start + size])
+                pieces.append(row[start : start + size])
                 start += size
-            shares, occurs = ([part[i : i + laws] for i in range(0, len(part), laws)] for part in parts[2:])
-            result.append(LawRow(self.names, parts[0], parts[1], shares, occurs))
+            fractions, occurs = ([column[i : i + laws] for i in range(0, len(column), laws)] for column in pieces[2:])
+            result.append(LawRow(self.names, pieces[0], pieces[1], fractions, occurs))
         return result
 
 
 @dataclass(frozen=True)
 class LawRow:
-    """A `LawSummary` of one step in plain numbers: `shares` and `occurs` by term, then by law."""
+    """A `LawSummary` of one step in plain numbers: `fractions` and `occurs` by term, then by law."""
 
     names: tuple[str, ...]
     drift: list[float]
-    rest: list[float]
-    shares: list[list[float]]
+    residual: list[float]
+    fractions: list[list[float]]
     occurs: list[list[float]]
 
 
@@ -70,12 +71,12 @@ class Summarizer:
 
     def summary(self, state: Tensor) -> LawSummary:
         """state (..., 2 + terms, channels): drift, scale and terms, of one step or of several."""
-        drift, scale, parts = state[..., 0, :], state[..., 1, :], state[..., 2:, :]
+        drift, scale, terms = state[..., 0, :], state[..., 1, :], state[..., 2:, :]
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        over = self._rows(torch.stack([drift, drift - parts.sum(-2)], -2) / scale[..., None, :]).abs()
+        over = self._rows(torch.stack([drift, drift - terms.sum(-2)], -2) / scale[..., None, :]).abs()
         largest = over.amax(-1) if over.shape[-1] else over.sum(-1)
-        whole = self._rows(drift.square()).sum(-1)[..., None, :]
-        made = self._rows(parts * drift[..., None, :]).sum(-1)
-        shares = torch.where(whole > 0, made / torch.where(whole > 0, whole, torch.ones_like(whole)), whole * 0)
-        occurs = (self._rows(parts) != 0).any(-1)
-        return LawSummary(self.names, largest[..., 0, :], largest[..., 1, :], shares, occurs)
+        total = self._rows(drift.square()).sum(-1)[..., None, :]
+        made = self._rows(terms * drift[..., None, :]).sum(-1)
+        fractions = torch.where(total > 0, made / torch.where(total > 0, total, torch.ones_like(total)), total * 0)
+        occurs = (self._rows(terms) != 0).any(-1)
+        return LawSummary(self.names, largest[..., 0, :], largest[..., 1, :], fractions, occurs)

@@ -121,17 +121,17 @@ class Aligned:
 
 def _fetch(leading: Sequence[Leading], dots: Sequence[Tensor]) -> tuple[list[SpectrumRow], list[float]]:
     """All of it in one transfer."""
-    parts = [
-        part.double().reshape(-1)
+    fetched = [
+        tensors.double().reshape(-1)
         for vectors in leading
-        for part in (
+        for tensors in (
             vectors.squares,
             vectors.total,
             vectors.residual,
             *([] if vectors.fourth is None else [vectors.fourth]),
         )
     ]
-    numbers = iter(torch.cat([*parts, *(dot.reshape(1) for dot in dots)]).tolist() if parts else [])
+    numbers = iter(torch.cat([*fetched, *(dot.reshape(1) for dot in dots)]).tolist() if fetched else [])
     rows = []
     for vectors in leading:
         squares, total, residual = [next(numbers) for _ in range(len(vectors.squares))], next(numbers), next(numbers)
@@ -212,13 +212,13 @@ def _effective_rank(leading: SpectrumRow) -> Between:
     """
     if not leading.total:
         return Between(0.0, 0.0)
-    shares = [square / leading.total for square in leading.squares]
-    known = -sum(share * math.log(share) for share in shares if share > 0)
-    left = max(0.0, 1 - sum(shares))
+    fractions = [square / leading.total for square in leading.squares]
+    known = -sum(fraction * math.log(fraction) for fraction in fractions if fraction > 0)
+    left = max(0.0, 1 - sum(fractions))
     if leading.complete or not left:
         return Between(math.exp(known), math.exp(known))
-    high = known - left * math.log(left / max(1, leading.small - len(shares)))
-    low = known - left * math.log(max(shares[-1], 1e-300))
+    high = known - left * math.log(left / max(1, leading.small - len(fractions)))
+    low = known - left * math.log(max(fractions[-1], 1e-300))
     return Between(math.exp(min(low, high)), math.exp(high))
 
 

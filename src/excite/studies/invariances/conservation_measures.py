@@ -20,8 +20,8 @@ def sizes(reading: LedgerReport) -> dict[str, float]:
     def size(amount: Callable[[Any], Tensor]) -> float:
         return float(torch.cat([amount(entry) for entry in reading.entries]).norm() / whole)
 
-    result = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.rest)}
-    return result | {part: size(lambda e, part=part: e.parts[part]) for part in PARTS}  # type: ignore[misc]
+    result = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.residual)}
+    return result | {part: size(lambda e, part=part: e.terms[part]) for part in PARTS}  # type: ignore[misc]
 
 
 def shares(reading: LedgerReport) -> dict[str, float]:
@@ -29,7 +29,7 @@ def shares(reading: LedgerReport) -> dict[str, float]:
     drift = torch.cat([entry.drift for entry in reading.entries])
 
     def share(part: str) -> float:
-        return float(torch.cat([entry.parts[part] for entry in reading.entries]) @ drift / (drift @ drift))
+        return float(torch.cat([entry.terms[part] for entry in reading.entries]) @ drift / (drift @ drift))
 
     return {part: share(part) for part in PARTS}
 
