@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -48,13 +50,13 @@ def test_nothing_around_the_solution_is_lower(p):
         assert min(value(w + size * RNG.normal(size=w.shape)) for _ in range(300)) > least
 
 
-@pytest.mark.parametrize(("p", "dual"), [(1, "inf"), (2, "2")])
+@pytest.mark.parametrize(("p", "dual"), [(1, "inf"), (2, "2"), ("inf", "1")])
 def test_one_output_is_theorem_6(p, dual):
     same = matrix_equivalence(X, Y[:, :1], penalty=2.0, norm=p)
     assert same.regularized[0] == pytest.approx(penalized_squared(X, Y[:, 0], 2.0, dual), abs=1e-6)
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("p", [1, 2, "inf"])
 @pytest.mark.parametrize("shape", [(12, 4, 3), (5, 8, 2), (1, 1, 1)])
 @pytest.mark.parametrize("radius", [0.05, 0.4, 3.0])
 def test_corollary_3_by_two_solvers(p, shape, radius):
@@ -121,12 +123,35 @@ def test_corollary_3_fails_for_other_norms_of_the_output():
     assert same.penalty is None
 
 
-def test_the_infinity_norm_gives_numbers_but_no_solution():
-    same = matrix_equivalence(X, Y, penalty=3.0, norm="inf")
+def test_the_infinity_norm_of_many_inputs_has_no_solution():
+    x = np.random.default_rng(0).normal(size=(12, 11))
+    same = matrix_equivalence(x, np.ones((12, 2)), penalty=3.0, norm="inf")
     assert same.radius == pytest.approx(0.5)
     assert same.excited is None
     assert not same.holds
     assert "NP-hard" in str(same)
+    with pytest.raises(ExciteError, match="at most 10 inputs"):
+        worst_perturbation(np.ones((2, 11)), 0.5, "inf")
+
+
+def test_the_infinity_norm_of_few_inputs_against_plain_search():
+    """The worst of all corners, and the least value of (a) near the solution, by random moves."""
+    rng = np.random.default_rng(3)
+    x, y, radius = rng.normal(size=(9, 3)), rng.normal(size=(9, 2)), 0.4
+    corners = np.array(list(itertools.product((1.0, -1.0), repeat=3)))
+
+    def value(w):
+        return ((y - x @ w.T) ** 2).sum() + len(x) * radius**2 * ((corners @ w.T) ** 2).sum(1).max()
+
+    same = matrix_equivalence(x, y, radius=radius, norm="inf")
+    for w in (same.excited, same.regularized):
+        moves = [w + size * rng.normal(size=w.shape) for size in (1e-4, 1e-2, 0.3) for _ in range(300)]
+        assert value(w) <= min(map(value, moves)) * (1 + 1e-9)
+    d = worst_perturbation(same.excited, radius, "inf")
+    assert abs(d) == pytest.approx(radius)
+    assert np.linalg.norm(same.excited @ d) == pytest.approx(
+        max(radius * np.linalg.norm(corners @ same.excited.T, axis=1))
+    )
 
 
 @pytest.mark.parametrize(

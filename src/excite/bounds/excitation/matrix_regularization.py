@@ -4,11 +4,13 @@
     (b)  min_W Σ ‖y_i − W(x_i + d_i)‖² + ‖y_i − W(x_i − d_i)‖²,  d_i of p-norm ε with the largest ‖W d‖₂
 
 By the parallelogram law (b) is twice (a) with λ = N ε². This needs the 2-norm of outputs: the corollary's other norms fail. The two
-are solved separately: (a) by proximal gradient descent on W, (b) as a game between W and a distribution of perturbations.
+are solved separately: (a) by proximal gradient descent on W, (b) as a game between W and a distribution of perturbations. For p = ∞ the worst perturbations are
+corners of a cube, 2^(n − 1) up to their sign: both are solved for few inputs, (a) with the corners as constraints.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -24,6 +26,7 @@ from excite.errors import InputError
 STEPS = 20_000
 RESTARTS = 20  # of the search for the worst distribution of perturbations
 STRONG = 100.0  # λ over ‖X‖² above which a penalty leaves little to gain
+CORNERS = 10  # inputs up to which all corners of the cube are tried
 PLAYED = 1e-6  # largest duality gap of the game, over what W gains
 
 
@@ -49,7 +52,7 @@ def matrix_equivalence(
         penalty: λ; pass either this or ``radius``.
         radius: ε.
         norm: Norm p of the perturbations: 2 (‖W‖ is the largest singular value), 1 (the largest length of a column), or
-            "inf", for which the worst perturbation is NP-hard to find and only λ and ε are returned.
+            "inf" (the largest ‖W s‖₂ over signs s), which is NP-hard to find: for more than ten inputs only λ and ε are returned.
         output_norm: Norm of the outputs; the corollary fails for others than 2.
 
     Returns:
@@ -80,10 +83,11 @@ def matrix_equivalence(
     name, empty = f"Corollary 3, {PAPER}", np.zeros((0, 0))
     if outputs != "2":
         return Equivalence(name, penalty, radius, empty, None, math.inf, tuple(checks))
-    if p == "inf":
-        checks.append(
-            Assumption("the solution is computed", None, "the worst perturbation in the ∞-norm is NP-hard to find")
+    if p == "inf" and points.shape[1] > CORNERS:
+        reason = (
+            f"the worst perturbation in the ∞-norm is NP-hard to find; up to {CORNERS} inputs all corners are tried"
         )
+        checks.append(Assumption("the solution is computed", None, reason))
         return Equivalence(name, c, math.sqrt(c / len(points)), empty, None, math.inf, tuple(checks))
     return _both_solutions(name, points, targets, c, p, tuple(checks))
 
@@ -98,7 +102,9 @@ def _both_solutions(
     solved = f"duality gaps {gap:.1e} and {game:.1e}"
     # What W gains; a gap that is not far below it leaves the solution open, as where the step limit was reached.
     gained = max(float((targets * (points @ w.T)).sum()), 1e-300)
-    both = gap * float((targets**2).sum()) <= min(SOLVED * float((targets**2).sum()), 1e-13 * gained) and game <= PLAYED
+    total = float((targets**2).sum())
+    exact = PLAYED * gained if p == "inf" else min(SOLVED * total, 1e-13 * gained)  # corners: by a general solver
+    both = gap * total <= exact and game <= PLAYED
     agree = difference <= SAME if both else None
     result = (
         Assumption("both problems are solved", both, solved),
@@ -108,20 +114,36 @@ def _both_solutions(
 
 
 def worst_perturbation(w: Any, radius: float, norm: object = 2) -> Array:
-    """The perturbation d (n,) of p-norm ε with the largest ‖W d‖₂: the first right singular vector (p = 2), a coordinate (p = 1).
+    """The perturbation d (n,) of p-norm ε with the largest ‖W d‖₂: the first right singular vector (p = 2), a coordinate (p = 1), signs (p = ∞).
 
     Args:
         w: Matrix W (m, n).
         radius: ε.
-        norm: p, 2 or 1.
+        norm: p, 2, 1 or "inf", the last for at most ten inputs.
 
     Returns:
         Array (n,).
     """
-    weight, p = array("w", w, 2), parse_norm(norm, ("2", "1"))
+    weight, p = array("w", w, 2), parse_norm(norm)
+    if p == "inf":
+        return np.asarray(
+            radius * (signs := _corners(weight.shape[1]))[np.linalg.norm(weight @ signs.T, axis=0).argmax()]
+        )
     if p == "2":
         return np.asarray(radius * np.linalg.svd(weight)[2][0])
     return np.asarray(radius * np.eye(weight.shape[1])[np.linalg.norm(weight, axis=0).argmax()])
+
+
+def _corners(n: int) -> Array:
+    """Corners of the cube [−1, 1]^n up to their sign, (2^(n − 1), n)."""
+    if n > CORNERS:
+        raise InputError(f"norm 'inf': expected at most {CORNERS} inputs, whose corners are all tried; got {n}")
+    return np.array(list(itertools.product((1.0,), *[(1.0, -1.0)] * (n - 1)))).reshape(-1, n)
+
+
+def _norm(w: Array, p: Norm) -> float:
+    """‖W‖, the largest ‖W u‖₂ over ‖u‖_p = 1."""
+    return float((np.linalg.norm(w @ _corners(w.shape[1]).T, axis=0) if p == "inf" else _split(w, p)[1]).max())
 
 
 def _split(w: Array, p: Norm) -> tuple[Array, Array, Array]:
@@ -143,6 +165,8 @@ def _shrunk(w: Array, c: float, p: Norm) -> Array:
 
 def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
     """Accelerated proximal gradient descent with restarts, until the duality gap over ‖y‖² is rounding."""
+    if p == "inf":
+        return _solve_corners(x, y, c)
     step = 1 / (2 * max(float(np.linalg.norm(x, 2)) ** 2, 1e-300))
     w = ahead = best = np.zeros((y.shape[1], x.shape[1]))
     momentum, lowest, total = 1.0, math.inf, max(float((y**2).sum()), 1e-300)
@@ -164,10 +188,53 @@ def _solve(x: Array, y: Array, c: float, p: Norm) -> tuple[Array, float]:
     return best, lowest
 
 
+def _solve_corners(x: Array, y: Array, c: float) -> tuple[Array, float]:
+    """min Σ ‖y − W x‖² + c t with ‖W s‖² ≤ t at the corners s, by sequential quadratic programming; and the duality gap over ‖y‖²."""
+    total = max(float((y**2).sum()), 1e-300)
+    shape, signs, gram, pull = (y.shape[1], x.shape[1]), _corners(x.shape[1]), x.T @ x, y.T @ x
+
+    def ridge(weights: Array) -> Array:
+        return np.asarray(np.linalg.lstsq(gram + c * (signs.T * weights) @ signs, pull.T, rcond=None)[0].T)
+
+    def value(w: Array) -> float:
+        return (float(((y - x @ w.T) ** 2).sum()) + c * _norm(w, "inf") ** 2) / total
+
+    start = ridge(np.full(len(signs), 1 / len(signs)))
+    unit = max(_norm(start, "inf"), 1e-300)
+
+    def objective(z: Array) -> tuple[float, Array]:
+        w, t = unit * z[:-1].reshape(shape), unit**2 * z[-1]
+        slope = 2 * unit * (w @ gram - pull) / total
+        return (float(((y - x @ w.T) ** 2).sum()) + c * t) / total, np.append(slope.ravel(), c * unit**2 / total)
+
+    def slack(z: Array) -> Array:
+        return np.asarray(z[-1] - ((z[:-1].reshape(shape) @ signs.T) ** 2).sum(0))
+
+    def slack_slope(z: Array) -> Array:
+        moved = -2 * np.einsum("mk,kn->kmn", z[:-1].reshape(shape) @ signs.T, signs).reshape(len(signs), -1)
+        return np.hstack([moved, np.ones((len(signs), 1))])
+
+    limits = {"type": "ineq", "fun": slack, "jac": slack_slope}
+    begin = np.append(start.ravel() / unit, 1.0)
+    found = optimize.minimize(
+        objective, begin, jac=True, method="SLSQP", constraints=[limits], options={"ftol": 1e-16, "maxiter": 1000}
+    ).x
+    w = unit * found[:-1].reshape(shape)
+    # A distribution over corners for which W is the ridge solution gives a lower bound.
+    forces = np.stack([np.outer(w @ sign, sign).ravel() for sign in signs], 1) * c
+    scale = max(float(np.abs(pull).max()), 1e-300)
+    rows = np.vstack([forces / scale, np.ones(len(signs))])
+    weights = optimize.nnls(rows, np.append((pull - w @ gram).ravel() / scale, 1.0))[0]
+    weights = weights / max(float(weights.sum()), 1e-300)
+    best = ridge(weights)
+    lower = 1 - float((pull * best).sum()) / total
+    return w, max(0.0, value(w) - lower)
+
+
 def _difference(x: Array, y: Array, w: Array, v: Array, p: Norm) -> float:
     """The larger of ‖X(W − V)'‖/‖Y‖ and |‖W‖ − ‖V‖| / ‖W‖."""
     total = max(float(np.linalg.norm(y)), 1e-300)
-    sizes = [float(_split(result, p)[1].max()) for result in (w, v)]
+    sizes = [_norm(result, p) for result in (w, v)]
     shortest = 1e-12 * total / max(float(np.linalg.norm(x)), 1e-300)  # below: rounding
     return max(float(np.linalg.norm(x @ (w - v).T)) / total, abs(sizes[0] - sizes[1]) / max(sizes[0], shortest, 1e-300))
 
@@ -176,35 +243,37 @@ def _play(x: Array, y: Array, radius: float, p: Norm) -> tuple[Array, float]:
     """Half of (b) as a game: max over distributions of perturbations d of min over W of Σ E ‖y_i − W(x_i ± d)‖².
 
     Against a distribution with E dd' = ε² B'B the best W is a ridge regression with the rows √N ε B as further points. B is found by
-    L-BFGS: any of Frobenius norm 1 (p = 2), a diagonal one (p = 1). What the worst single d gains over the distribution is the duality gap.
+    L-BFGS: any of Frobenius norm 1 (p = 2), a diagonal one (p = 1), corners with weights (p = ∞). What the worst single d gains over the distribution is the duality gap.
     """
     if p == "2":  # a part of W outside of the span of the points changes nothing but its norm
-        _, sizes, rows = np.linalg.svd(x, full_matrices=False)
-        span = rows[sizes > 1e-12 * max(float(sizes.max()), 1e-300)]
+        _, sizes, right = np.linalg.svd(x, full_matrices=False)
+        span = right[sizes > 1e-12 * max(float(sizes.max()), 1e-300)]
     else:
         span = np.eye(x.shape[1])
     points, n, scale = x @ span.T, len(span), math.sqrt(len(x)) * radius
     if not n:
         return np.zeros((y.shape[1], x.shape[1])), 0.0
 
+    rows = _corners(n) if p == "inf" else np.eye(n)
+
     def respond(a: Array) -> tuple[Array, Array]:
-        b = (np.diag(a) if p == "1" else a.reshape(n, n)) / np.linalg.norm(a)
-        ghosts = np.vstack([points, scale * b]), np.vstack([y, np.zeros((n, y.shape[1]))])
+        b = (a.reshape(n, n) if p == "2" else a[:, None] * rows) / np.linalg.norm(a)
+        ghosts = np.vstack([points, scale * b]), np.vstack([y, np.zeros((len(b), y.shape[1]))])
         return b, np.linalg.lstsq(*ghosts, rcond=None)[0].T
 
     # The minimum over W is ‖Y‖² − ⟨Y'X, W⟩: the perturbations make ⟨Y'X, W⟩ small. Relative to its first value, for any ε.
     pull = y.T @ points
-    _, sizes, right = _split(pull, p)
+    _, sizes, right = _split(pull, "1" if p == "inf" else p)
     start = (right.T * np.sqrt(sizes / max(float(sizes.max()), 1e-300))) @ right + 1e-2 * np.eye(
         n
     )  # best for a large ε
-    a = np.diag(start).copy() if p == "1" else start.ravel()
+    a = start.ravel() if p == "2" else np.diag(start).copy() if p == "1" else np.ones(len(rows))
     first = max(float((pull * respond(a)[1]).sum()), 1e-300)
 
     def gain(a: Array) -> tuple[float, Array]:
         b, w = respond(a)
         slope = 2 * scale**2 * b @ (w.T @ w) / first
-        slope = np.diag(slope) if p == "1" else slope.ravel()
+        slope = slope.ravel() if p == "2" else (slope * rows).sum(1)
         unit = a / np.linalg.norm(a)
         return float((pull * w).sum()) / first, -(slope - unit * (slope @ unit)) / np.linalg.norm(a)
 
@@ -214,7 +283,7 @@ def _play(x: Array, y: Array, radius: float, p: Norm) -> tuple[Array, float]:
         result = optimize.minimize(gain, a, jac=True, method="L-BFGS-B", options=options).x
         a = result / np.linalg.norm(result)
         w = respond(a)[1]
-        gap = float(((points @ w.T) ** 2).sum() + (scale * _split(w, p)[1].max()) ** 2 - (pull * w).sum())
+        gap = float(((points @ w.T) ** 2).sum() + (scale * _norm(w, p)) ** 2 - (pull * w).sum())
         if gap < smallest_gap:
             best, smallest_gap = w, max(0.0, gap)
         if smallest_gap < 1e-11 * first:
