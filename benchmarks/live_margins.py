@@ -55,7 +55,7 @@ def train(model: nn.Module, device: torch.device, batch: int, seconds: float, fo
     found = run.series("margin_gap/points/train")
     return {
         "start": start, "end": end, "trained": trained, "steps": steps, "spent": spent, "cost": cost, "share": share,
-        "measured": len(found[0]) - 2, "points": int(found[1][-1]), "live": int(found[1][0]),
+        "measured": sum(0 < step < steps for step in found[0]), "points": int(found[1][-1]), "live": int(found[1][0]),
     }  # fmt: skip
 
 

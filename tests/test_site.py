@@ -95,3 +95,6 @@ def test_the_site_builds_and_its_reference_is_complete(tmp_path):
     assert missing == set()
     page = (tmp_path / "site/reference/command-line/index.html").read_text()
     assert "excite study run" in page
+    page = (tmp_path / "site/reference/probes/index.html").read_text()
+    assert '<span class="gp">&gt;&gt;&gt; </span>' in page  # examples of docstrings are code
+    assert "<blockquote>" not in page
