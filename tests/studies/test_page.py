@@ -11,7 +11,8 @@ import pytest
 
 from excite.studies import STUDIES
 from excite.studies.judging.numbers import judge_again
-from excite.studies.page import claim_cell, table
+from excite.studies.overview import read_results_page
+from excite.studies.page import claim_cell, seeds_line, table
 from excite.studies.study import Claim, VariantResult
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,14 @@ def test_identities_have_no_interval_over_seeds(file: Path) -> None:
             threshold = verdict.claim.above if verdict.claim.above is not None else verdict.claim.below or 0.0
             rounding = 1e-9 * max(abs(threshold), abs(verdict.effect))
             assert not 0 < verdict.estimate.error < rounding, verdict.claim.text
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=lambda page: page.stem)
+def test_pages_say_where_seeds_are_missing(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = read_results_page(text)
+    expected = seeds_line(found["seeds"], STUDIES[page.stem].scales[found["scale"]].seeds)
+    assert [line for line in text.splitlines() if line.startswith("- That is ")] == expected
 
 
 def test_a_page_with_an_unknown_claim_is_refused() -> None:

@@ -52,7 +52,8 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     if result.flags:
         lines += ["Evidence against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
-    lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *(f"- {line}" for line in method.settings)]
+    lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *seeds_line(len(result.seeds), scale.seeds)]
+    lines += [f"- {line}" for line in method.settings]
     lines += [
         f"- {len(result.earlier)} of {len(result.numbers)} trainings were not run again: their numbers are those of an earlier run with the same settings."
     ] * bool(result.earlier)
@@ -63,6 +64,11 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     text = "\n".join(lines)
     # Outside the documentation the other pages do not exist.
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
+
+
+def seeds_line(seeds: int, of: int) -> list[str]:
+    """Says where a study ran with another number of seeds than its scale has."""
+    return [f"- That is {seeds} seed{'s' if seeds != 1 else ''}; the scale has {of}."] * (seeds != of)
 
 
 def verdict_lines(verdicts: Sequence[Verdict], scale: str) -> list[str]:
