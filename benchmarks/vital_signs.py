@@ -3,11 +3,12 @@
     python -m benchmarks.vital_signs [--device cuda] [--size small] [--batch 16] [--rounds 5] [--seconds 90]
 
 A GPT with the sizes of GPT-2 small (124 million weights, 1,024 tokens), bfloat16 autocast, `torch.compile`, fused AdamW, on random
-tokens. With `--regional` every block and the output layer are compiled by themselves, which takes less time. Two models train in turns: one that nobody watches, and one with all vital signs and the recorder attached, whose signs are
-measured never, every 50 and every 10 steps. A round has 50 steps of each, one after the other; the extra time is the median over rounds
-of the ratio within a round, for signs every 50 steps the mean, since ranks of tokens and critical sharpness fall into every fifth
-round. Printed are milliseconds per step, the extra time and the peak memory, and for every probe the milliseconds of one measurement on
-the host and on the GPU. On a CPU `--size tiny` runs in seconds.
+tokens. With `--regional` every block and the output layer are compiled by themselves, which takes less time. Three models train in turns:
+one that nobody watches, one with all vital signs, and one with these and the recorder. Signs are measured every 50 and every 10 steps, and
+never. A round has 50 steps of each variant, one after the other; the extra time is the mean over rounds of the ratio within a round, with its
+smallest and largest value. With signs every 50 steps, ranks of tokens and critical sharpness fall into one round in five each: take a multiple
+of five rounds. Printed are milliseconds per step, the extra time and the peak memory, and for every probe the milliseconds of one measurement
+on the host and on the GPU. On a CPU `--size tiny` runs in seconds.
 
     python -m benchmarks.vital_signs --memory --device cuda --size billion --batch 4
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -29,7 +31,7 @@ from torch import Tensor, nn
 
 import excite
 from benchmarks.timing import machine
-from excite.probes import Every, FlightRecorder, Loss, vital_signs
+from excite.probes import Every, FlightRecorder, Loss, Schedule, vital_signs
 
 SIZES = {  # tokens, length, layers, heads, width
     "small": (50257, 1024, 12, 12, 768),
@@ -100,11 +102,29 @@ class GPT(nn.Module):
         return logits
 
 
+@dataclass
+class Shifted:
+    """A schedule whose steps are counted from another one."""
+
+    schedule: Schedule
+    by: int
+
+    def due(self, step: int) -> bool:
+        return step > self.by and self.schedule.due(step - self.by)
+
+
 class Training:
     """One model with its optimizer; `run(steps)` trains and returns seconds per step and the peak memory."""
 
     def __init__(
-        self, size: str, batch: int, device: torch.device, backend: str, watched: bool, regional: bool = False
+        self,
+        size: str,
+        batch: int,
+        device: torch.device,
+        backend: str,
+        watched: bool,
+        regional: bool = False,
+        recorder: bool = True,
     ):
         torch.manual_seed(0)
         sizes = SIZES[size]
@@ -120,7 +140,7 @@ class Training:
         self.watch, self.held = None, 0.0
         if watched:
             before = allocated(device)
-            probes = [Loss(), *self.signs, FlightRecorder()]
+            probes = [Loss(), *self.signs, *([FlightRecorder()] if recorder else [])]
             for probe in self.signs:
                 probe.schedule = Every(NEVER)
             with torch.autocast(device.type, torch.bfloat16):
@@ -129,11 +149,15 @@ class Training:
                 )
             self.held = allocated(device) - before
 
-    def schedule(self, every: int, apart: int = 5) -> None:
-        """Measures signs every so many steps; ranks of tokens and critical sharpness `apart` times as rarely."""
+    def schedule(self, every: int, done: int = 0) -> None:
+        """Measures signs as `vital_signs(every)` does, as if `done` steps had been trained that way."""
+        if self.watch is not None:
+            for probe, other in zip(self.signs, vital_signs(min(every, NEVER // 5))):
+                probe.schedule = Shifted(other.schedule, self.watch.steps - done)
+
+    def measure_at_every_step(self) -> None:
         for probe in self.signs:
-            rarely = probe.name in ("token_rank", "sharpness") and every < NEVER
-            probe.schedule = Every(apart * every if rarely else every)
+            probe.schedule = Every(1)
 
     def step(self, i: int) -> None:
         ids = self.ids[i % len(self.ids)]
@@ -199,7 +223,13 @@ class Stopwatch:
         }
 
 
-VARIANTS = (("recorder", NEVER), ("recorder, signs every 50", 50), ("recorder, signs every 10", 10))
+VARIANTS = (  # name, whether with the recorder, steps between measurements
+    ("recorder", True, NEVER),
+    ("signs every 50", False, 50),
+    ("signs every 10", False, 10),
+    ("recorder, signs every 50", True, 50),
+    ("recorder, signs every 10", True, 10),
+)
 
 
 def measure(
@@ -212,42 +242,46 @@ def measure(
     seconds: float,
     note: Any = print,
 ) -> dict[str, Any]:
-    """Milliseconds per step and peak memory of every variant, in turns; both models are held all the time."""
+    """Milliseconds per step and peak memory of every variant, in turns; all models are held all the time."""
     began = time.perf_counter()
     plain = Training(size, batch, device, backend, False, regional)
-    watched = Training(size, batch, device, backend, True, regional)  # before the first compiled call
-    for name, one in (("not watched", plain), ("watched", watched)):
+    # Before the first compiled call:
+    watched = {with_it: Training(size, batch, device, backend, True, regional, with_it) for with_it in (False, True)}
+    for name, one in (("not watched", plain), ("signs", watched[False]), ("signs and recorder", watched[True])):
         one.run(5)
         print(f"{name}: compiled after {time.perf_counter() - began:.0f} s", flush=True)
-    other = 3 * sum(p.numel() * p.element_size() for p in watched.model.parameters()) / 2**30
-    watched.schedule(5, apart=1)
-    watched.run(10)  # choose kernels
+    model = sum(p.numel() * p.element_size() for p in plain.model.parameters()) / 2**30
+    for one in watched.values():  # choose kernels
+        one.measure_at_every_step()
+        one.run(4)
     plain.run(10)
     steps = 50 if device.type == "cuda" else 10
     found: dict[str, list[tuple[float, float]]] = {}
-    result: dict[str, Any] = {"gib_held_by_the_watch": watched.held, "gib_of_the_other_model": other}
+    held = {str(with_it): one.held for with_it, one in watched.items()}
+    result: dict[str, Any] = {"gib_held": held, "gib_of_a_training": 3 * model}
     for i in range(rounds):
         if i and time.perf_counter() - began > seconds * (i + 1) / (i + 2):
             break
         found.setdefault("not watched", []).append(plain.run(steps))
-        for name, every in VARIANTS:
-            watched.schedule(every if device.type == "cuda" or every == NEVER else every // 5)
-            found.setdefault(name, []).append(watched.run(steps))
+        for name, recorder, every in VARIANTS:
+            every = every if device.type == "cuda" or every == NEVER else every // 5
+            watched[recorder].schedule(every, i * steps)
+            found.setdefault(name, []).append(watched[recorder].run(steps))
         result["milliseconds"] = {name: [1000 * one[0] for one in rows] for name, rows in found.items()}
         result["gib"] = {name: max(one[1] for one in rows) for name, rows in found.items()}
         note(result)
-    stopwatch = Stopwatch(watched)
-    watched.schedule(10, apart=1)
-    watched.run(steps)
+    stopwatch = Stopwatch(watched[True])
+    watched[True].schedule(10)
+    watched[True].run(steps)
     result["probes"] = stopwatch.table()
     note(result)
     return result
 
 
-def extra(result: dict[str, Any], name: str) -> float:
-    """Extra time of a variant: the median of ratios within rounds; the mean where rounds differ in what they measure."""
+def extra(result: dict[str, Any], name: str) -> str:
+    """Extra time of a variant: mean of the ratios within rounds, with the smallest and the largest."""
     ratios = [a / b - 1 for a, b in zip(result["milliseconds"][name], result["milliseconds"]["not watched"])]
-    return mean(ratios) if name.endswith(" 50") else median(ratios)
+    return f"{mean(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%})"
 
 
 class MemoryMeter:
@@ -347,13 +381,15 @@ def main() -> None:
     rounds = len(result["milliseconds"]["not watched"])
     print(f"\n{machine()}, {options.size}, batch {options.batch}, {rounds} rounds\n")
     print("| | ms per step | more | peak memory |\n| --- | --: | --: | --: |")
-    held, other = result["gib_held_by_the_watch"], result["gib_of_the_other_model"]
-    alone = result["gib"]["not watched"] - other - held
+    held, other = result["gib_held"], 2 * result["gib_of_a_training"]  # of each of the two others
+    alone = result["gib"]["not watched"] - other - sum(held.values())
     for name, times in result["milliseconds"].items():
-        own = alone if name == "not watched" else result["gib"][name] - other
-        more = "" if name == "not watched" else f"{extra(result, name):+.1%}"
-        grown = "" if name == "not watched" else f" ({own / alone - 1:+.1%})"
-        print(f"| {name} | {median(times):.2f} | {more} | {own:.2f} GiB{grown} |")
+        plain = name == "not watched"
+        with_it = str(name.startswith("recorder"))
+        own = alone if plain else result["gib"][name] - other - held["False" if with_it == "True" else "True"]
+        more = "" if plain else extra(result, name)
+        grown = "" if plain else f" ({own / alone - 1:+.1%})"
+        print(f"| {name} | {mean(times):.2f} | {more} | {own:.2f} GiB{grown} |")
     print("\n| one measurement | ms on the host | ms on the GPU |\n| --- | --: | --: |")
     for name, times in result["probes"].items():
         print(f"| {name} | {times['host']:.2f} | {times['gpu']:.2f} |")

@@ -41,21 +41,26 @@ class Every:
 
     Args:
         n: Number of steps.
+        offset: The first of these steps, as a remainder of n: measurements that take long can be kept apart by it.
 
     Example:
         >>> from excite.probes import Every
         >>> [step for step in range(10) if Every(4).due(step)]
         [0, 4, 8]
+        >>> [step for step in range(10) if Every(4, offset=1).due(step)]
+        [0, 1, 5, 9]
     """
 
     n: int = 1
+    offset: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", check_count(self.n, "Every"))
+        object.__setattr__(self, "offset", check_count(self.offset, "Every: offset", 0) % self.n)
 
     def due(self, step: int) -> bool:
-        """Whether the step is a multiple of n."""
-        return step % self.n == 0
+        """Whether the step is 0 or one of every n."""
+        return step == 0 or step % self.n == self.offset
 
 
 @dataclass(frozen=True)

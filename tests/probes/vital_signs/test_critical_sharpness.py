@@ -66,7 +66,7 @@ def test_adam_has_the_limit_of_38_over_the_rate():
             zoo.model.train()
         return float(F.cross_entropy(logits[:, :-1].flatten(0, 1), zoo.example[:2, 1:].flatten()))
 
-    multiples = [0.5, 1, 2, 4, 8]
+    multiples = [0.5, 1.25, 3.125, 7.8125]
     expected = critical_factor(multiples, [loss(c) - loss(0) for c in multiples])
     assert found.get("factor") == (None if expected is None else pytest.approx(expected, rel=1e-8))
 

@@ -39,7 +39,13 @@ def test_a_watched_training_is_the_same_bit_by_bit():
 def test_schedules_follow_the_interval():
     by_name = {probe.name: probe.schedule for probe in vital_signs(20)}
     assert by_name["attention"] == Every(20)
-    assert by_name["token_rank"] == Every(100)
+    assert by_name["token_rank"] == Every(100, offset=10)
+    for every in (2, 7, 50):  # what takes long is measured at steps of its own
+        due = {
+            probe.name: {step for step in range(1, 1000) if probe.schedule.due(step)} for probe in vital_signs(every)
+        }
+        assert not due["token_rank"] & due["sharpness"]
+        assert not (due["token_rank"] | due["sharpness"]) & due["attention"]
     with pytest.raises(excite.InputError, match="vital_signs: every"):
         vital_signs(0)
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.functions import OPENED
+from excite._core.intercept.padded_rows import PaddedRows
+from excite._core.intercept.together import Together
 from excite.probes.vital_signs.tokens import PLACES, at_places, spread, wide
 from excite.wiring.activations import ActivationCall, table_activation
 
@@ -56,18 +57,18 @@ def attention_signs(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tenso
 
 
 def _head_sums(logits: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each head, (heads,): the largest logit, the sum of the entropies of queries that count, and their number."""
+    """Of each head, (..., heads): the largest logit, the sum of the entropies of queries that count, and their number."""
     logits = wide(logits).clamp_min(_MASKED)
-    largest = logits.amax(-1)  # (sequences, heads, queries)
+    largest = logits.amax(-1)  # (..., sequences, heads, queries)
     counted = ~(largest <= _MASKED)  # NaN counts
-    if tokens is not None and tokens.shape == (logits.shape[0], logits.shape[2]):
+    if tokens is not None and tokens.shape == (logits.shape[-4], logits.shape[-2]):
         counted = counted & tokens.bool()[:, None, :]
     log_p = logits.log_softmax(-1)
     entropy = log_p.exp().mul_(log_p).sum(-1).neg_()  # 0 · log 0 is 0, since logarithms are at least −1e30
     return (
-        torch.where(counted, largest, -math.inf).amax((0, 2)),
-        torch.where(counted, entropy, 0.0).sum((0, 2)),
-        counted.sum((0, 2)).to(entropy.dtype),
+        torch.where(counted, largest, -math.inf).amax((-3, -1)),
+        torch.where(counted, entropy, 0.0).sum((-3, -1)),
+        counted.sum((-3, -1)).to(entropy.dtype),
     )
 
 
@@ -92,8 +93,15 @@ def attention_logits(
         places: Which queries are wanted; None for all.
     """
     mask = None if mask is None else at_places(mask, places, -2)
+    return _products(at_places(query, places, -2), key, mask, causal, scale, places)
+
+
+def _products(
+    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float | None, places: Tensor | None
+) -> Tensor:
+    """Logits of queries that stand at some places."""
     positions = torch.arange(query.shape[-2], device=query.device) if places is None else places
-    query, key = wide(at_places(query, places, -2)), wide(key)
+    query, key = wide(query), wide(key)
     query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if key.dim() > 2 and key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -107,8 +115,24 @@ def attention_logits(
     return scores
 
 
-class AttentionMode(TorchFunctionMode):
-    """While active, records every call of attention in `calls`.
+_Cut = tuple[int, int, torch.device]  # queries of a call, logits of each of them, device
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """How logits are computed from queries and keys, and which queries these are."""
+
+    causal: bool
+    scale: float | None
+    cut: _Cut
+    part: int  # of the queries, which are looked at in several parts where their logits do not fit into memory
+
+
+class AttentionMode(PaddedRows):
+    """While active, notes every call of attention; `finish` returns them. Products with many rows are those of `PaddedRows`.
+
+    Queries and keys are copied when attention is called. Logits of calls of one shape are computed together, at the end or when
+    there are many.
 
     Args:
         sequences: Size of the batch: tells the axis of heads where it is merged with that of sequences.
@@ -117,10 +141,12 @@ class AttentionMode(TorchFunctionMode):
 
     def __init__(self, sequences: int, tokens: Tensor | None = None):
         super().__init__()
-        self.calls: list[AttentionCall] = []
         self.stack: list[str] = []  # paths of the modules that run
         self.activated: Callable[[ActivationCall], None] | None = None  # called before every activation of the table
         self._sequences, self._tokens = sequences, tokens
+        self._modules: list[str] = []  # of every call
+        self._together: Together[tuple[int, int], _Logits] = Together(self._signs, _ENTRIES)
+        self._places: dict[_Cut, list[Tensor | None]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +161,15 @@ class AttentionMode(TorchFunctionMode):
         elif func in OPENED:  # nn.MultiheadAttention: what it calls is seen one by one
             with self:
                 return OPENED[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @torch.no_grad()
+    def finish(self) -> list[AttentionCall]:
+        """Every call, in the order of execution."""
+        parts: list[list[tuple[Tensor, ...]]] = [[] for _ in self._modules]
+        for (number, _), found in self._together.finish().items():
+            parts[number].append(found)
+        return [AttentionCall(module, *_joined(several)) for module, several in zip(self._modules, parts)]
 
     @torch.no_grad()
     def _kernel(self, a: dict[str, Any]) -> None:
@@ -145,13 +179,8 @@ class AttentionMode(TorchFunctionMode):
             mask = self._with_heads(mask) if mask is not None and mask.dim() == 3 else mask
         elif query.dim() != 4:
             return
-        causal, scale = bool(a.get("is_causal", False)), a.get("scale")
-        self._add(
-            [
-                self._sums(attention_logits(query, key, mask, causal, scale, places), places)
-                for places in _chunks(query.shape[-2], query[..., 0, 0].numel() * key.shape[-2], query.device)
-            ]
-        )
+        given = () if mask is None else (mask[(None,) * (4 - mask.dim())],)
+        self._add((query, *given), (key,), key.shape[-2], bool(a.get("is_causal", False)), a.get("scale"))
 
     @torch.no_grad()
     def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -164,27 +193,59 @@ class AttentionMode(TorchFunctionMode):
             if "att" not in self._module().rpartition(".")[2].lower() or logits.shape[0] % self._sequences:
                 return
             logits = self._with_heads(logits)
-        self._add(
-            [
-                self._sums(at_places(logits, places, -2), places)
-                for places in _chunks(logits.shape[-2], logits[..., 0, :].numel(), logits.device)
-            ]
-        )
+        self._add((logits,), (), logits.shape[-1])
 
     def _with_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self._sequences, -1)) if x.shape[0] % self._sequences == 0 else x[None]
 
-    def _sums(self, logits: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return _head_sums(logits, None if self._tokens is None else at_places(self._tokens, places, -1))
+    def _add(
+        self,
+        by_query: tuple[Tensor, ...],
+        others: tuple[Tensor, ...],
+        keys: int,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        """Notes a call: tensors (sequences, heads, queries, ...) of which some queries are looked at, and others."""
+        first = by_query[0]
+        cut = first.shape[-2], first[..., 0, 0].numel() * keys, first.device
+        if cut not in self._places:
+            self._places[cut] = _chunks(*cut)
+        for part, places in enumerate(self._places[cut]):
+            copies = [_copied(one, places) for one in by_query] + [one.clone() for one in others]
+            entries = copies[0].shape[-2] * cut[1]
+            how = _Logits(causal, scale, cut, part)
+            self._together.add((len(self._modules), part), *copies, key=how, entries=entries)
+        self._modules.append(self._module())
 
-    def _add(self, parts: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-        largest, total, count = parts[0] if len(parts) == 1 else (torch.stack(column) for column in zip(*parts))
-        if len(parts) > 1:
-            largest, total, count = largest.amax(0), total.sum(0), count.sum(0)
-        self.calls.append(AttentionCall(self._module(), largest, total / count))
+    def _signs(self, how: _Logits, *given: Tensor) -> tuple[Tensor, ...]:
+        """Of stacks (calls, sequences, heads, queries, ...): what `_head_sums` returns, and the mean entropy."""
+        places = self._places[how.cut][how.part]
+        if len(given) == 1:
+            logits = given[0]
+        else:
+            query, *mask, key = given
+            logits = _products(query, key, mask[0] if mask else None, how.causal, how.scale, places)
+        tokens = None if self._tokens is None else at_places(self._tokens, places, -1)
+        largest, total, count = _head_sums(logits, tokens)
+        return largest, total, count, total / count
 
     def _module(self) -> str:
         return self.stack[-1] if self.stack else ""
+
+
+def _copied(x: Tensor, places: Tensor | None) -> Tensor:
+    taken = at_places(x, places, -2)
+    return taken.clone() if taken is x else taken
+
+
+def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+    """Largest logits and mean entropies of a call from those of its parts."""
+    if len(parts) == 1:
+        largest, _, _, entropy = parts[0]
+        return largest, entropy
+    largests, totals, counts, _ = zip(*parts)
+    return torch.stack(largests).amax(0), torch.stack(totals).sum(0) / torch.stack(counts).sum(0)
 
 
 def _chunks(queries: int, entries: int, device: torch.device) -> list[Tensor | None]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,16 +23,17 @@ from excite.wiring.tracing import trace
 _ENTRIES = 1 << 24  # of the matrices that are multiplied at once
 
 
-def query_key_norms(query: Tensor, key: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def query_key_norms(query: Tensor, key: Tensor) -> Tensor:
     """σ₁ of W_Q W_Kᵀ of every head from the Gram matrices of its rows, (heads, channels, channels) each, on the CPU.
 
     With W_Q of shape (channels, width) per head, σ₁² is the largest eigenvalue of G_K G_Q, the same as that of S^½ Uᵀ G_K U S^½ for
     G_Q = U S Uᵀ: a matrix of the size of a head, not of the model.
     """
-    values, vectors = np.linalg.eigh(query.double().numpy())
-    half = vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
-    largest = np.linalg.eigvalsh(half.transpose(0, 2, 1) @ key.double().numpy() @ half)[:, -1]
-    return np.asarray(np.sqrt(np.maximum(largest, 0)))
+    # By torch, which uses one core in the background thread: numpy would start a thread on every core of the training.
+    values, vectors = torch.linalg.eigh(query.double())
+    half = vectors * values.clamp_min(0).sqrt()[:, None, :]
+    largest: Tensor = torch.linalg.eigvalsh(half.mT @ key.double() @ half)[:, -1]
+    return largest.clamp_min(0).sqrt()
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,13 @@ def gram_matrices(several: Sequence[Tensor]) -> list[Tensor]:
         grams += (rows @ rows.mT).unbind()
         start = end
     return grams
+
+
+def _fetched(several: Sequence[Tensor]) -> Sequence[Tensor]:
+    """On the CPU, by one transfer where they are alike."""
+    if len({(one.shape, one.device) for one in several}) == 1:
+        return torch.stack(list(several)).cpu().unbind()
+    return [one.cpu() for one in several]
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -153,8 +160,8 @@ class AttentionSpectrum(Probe):
 
         def compute() -> Values:
             values: dict[str, float] = {}
-            for (names, _, _), query, key in zip(heads, queries, keys):
-                values |= dict(zip(names, query_key_norms(query.cpu(), key.cpu()).tolist()))
+            for (names, _, _), query, key in zip(heads, _fetched(queries), _fetched(keys)):
+                values |= dict(zip(names, query_key_norms(query, key).tolist()))
             return {"sigma": max(values.values()), **values} if values else {}
 
         return Deferred(compute) if queries and queries[0].device.type != "cpu" else compute()

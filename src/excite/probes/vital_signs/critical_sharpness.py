@@ -13,17 +13,18 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, arguments, own_copy, tensors
 from excite._core.checks import shown
+from excite._core.intercept.padded_rows import PaddedRows
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, finite, number
 from excite.probes.update_ratio import StepCopy
-from excite.probes.vital_signs.sample import SEQUENCES, PaddedRows, few_sequences, logits_of, running
+from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, logits_of, running
 from excite.probes.vital_signs.tokens import token_mask, wide
 
 LossFunction = Callable[[Any, Batch], Tensor]  # of the outputs of the model and the batch
-_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the last factor: with the loss at zero six forward passes
+_GRID = (0.25, 0.625, 1.5625, 3.90625)  # times the last factor: with the loss at zero five forward passes
 
 
 def critical_factor(multiples: Sequence[float], rises: Sequence[float]) -> float | None:
@@ -54,11 +55,11 @@ def critical_factor(multiples: Sequence[float], rises: Sequence[float]) -> float
 
 
 class CriticalSharpness(Probe):
-    """Sharpness along the update, from six forward passes on two sequences of the example (Kalra et al. 2026).
+    """Sharpness along the update, from five forward passes on two sequences of the example (Kalra et al. 2026).
 
     With u the last update and c the smallest factor at which L(θ + cu) > L(θ), the critical learning rate is η_c = cη and the critical
     sharpness λ_c = 2/η_c: for a quadratic loss uᵀHu/(η |∇L·u|). Training becomes unstable where λ_c reaches 2/η. The losses are
-    evaluated at five multiples around the last factor, each twice the one before; where none brackets it, nothing is recorded
+    evaluated at four multiples around the last factor, each 2.5 times the one before; where none brackets it, nothing is recorded
     and the multiples move.
 
     Records:

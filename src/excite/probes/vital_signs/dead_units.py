@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from excite._core.intercept.affine import AffineCall, Names
+from excite._core.intercept.together import Together
 from excite.errors import ModelError
 from excite.probes.base import Every, Probe, Schedule, StepContext, Values
 from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite
 from excite.probes.layer_inputs import unit_rows
-from excite.probes.vital_signs.sample import sample_pass
+from excite.probes.vital_signs.sample import sample_pass, sample_tokens
 from excite.wiring.activations import ActivationCall, Judged, UnitMode
 
 _MANY = 0.5  # fraction of dead units above which there is a warning
@@ -77,22 +78,27 @@ class _Activated(UnitMode):
 
 
 class _Activations:
-    """Counts the activations of a pass, and keeps where the inputs of some of them are positive, (points, units) by layer.
+    """Counts the activations of a pass, and finds the fractions of dead units of the layers whose units enter some of them.
 
     Args:
         layers: By number of the activation, the layer whose units enter it.
+        tokens: (sequences, tokens), 0 for padding.
     """
 
-    def __init__(self, layers: Mapping[int, str]):
+    def __init__(self, layers: Mapping[int, str], tokens: Tensor | None):
         self.count = 0
-        self.active: dict[str, Tensor] = {}
         self._layers = layers
+        self._together: Together[str, None] = Together(lambda key, active: (dead_fraction(active, tokens),))
 
     def __call__(self, activation: ActivationCall) -> None:
         layer = self._layers.get(self.count)
         self.count += 1
         if layer is not None:
-            self.active[layer] = activation.positive().flatten(0, -2)
+            self._together.add(layer, activation.positive().flatten(0, -2))
+
+    def finish(self) -> dict[str, Tensor]:
+        """The fraction of each layer."""
+        return {layer: fraction for layer, (fraction,) in self._together.finish().items()}
 
 
 class _Plan:
@@ -128,10 +134,10 @@ class _Plan:
 
 
 def dead_fraction(active: Tensor, tokens: Tensor | None = None) -> Tensor:
-    """Fraction of units that are active at no point, of (points, units); points that are padding do not count."""
-    if tokens is not None and tokens.numel() == len(active):
+    """Fraction of units that are active at no point, (...,), of (..., points, units); points that are padding do not count."""
+    if tokens is not None and tokens.numel() == active.shape[-2]:
         active = active & (tokens != 0).reshape(-1, 1)
-    return (~active.any(0)).double().mean()
+    return (~active.any(-2)).double().mean(-1)
 
 
 class DeadUnits(Probe):
@@ -180,21 +186,22 @@ class DeadUnits(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
         """Measures which units are active on the sample."""
-        active, tokens = self._by_plan(ctx) or self._followed(ctx)
-        return {f"fraction/{layer}": dead_fraction(rows, tokens) for layer, rows in active.items()}
+        fractions = self._by_plan(ctx) or self._followed(ctx)
+        return {f"fraction/{layer}": fraction for layer, fraction in fractions.items()}
 
-    def _by_plan(self, ctx: StepContext) -> tuple[Mapping[str, Tensor], Tensor | None] | None:
+    def _by_plan(self, ctx: StepContext) -> dict[str, Tensor] | None:
         """From the inputs of activations, which takes hardly longer than the pass; None if it runs other ones than before."""
         if self._plan is None:
             return None
-        seen = _Activations(self._plan.layers)
-        tokens = sample_pass(ctx, activated=seen).tokens
-        if seen.count == self._plan.count and len(seen.active) == len(self._plan.layers):
-            return seen.active, tokens
+        seen = _Activations(self._plan.layers, sample_tokens(ctx))
+        sample_pass(ctx, activated=seen)
+        fractions = seen.finish()
+        if seen.count == self._plan.count and len(fractions) == len(self._plan.layers):
+            return fractions
         self._plan = None
         return None
 
-    def _followed(self, ctx: StepContext) -> tuple[Mapping[str, Tensor], Tensor | None]:
+    def _followed(self, ctx: StepContext) -> dict[str, Tensor]:
         """By following the output of every layer to its activation."""
         mode = _Activated(Names(ctx.model))
         plan = _Plan(mode)
@@ -203,7 +210,7 @@ class DeadUnits(Probe):
         if not self._tried:  # once: it waits for the device
             self._tried = True
             self._plan = plan if active and plan.settle(active) else None
-        return active, tokens
+        return {layer: dead_fraction(rows, tokens) for layer, rows in active.items()}
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:

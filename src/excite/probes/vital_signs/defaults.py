@@ -25,7 +25,8 @@ def vital_signs(every: int = 50, output: Pick = None) -> list[Probe]:
     `excite.watch` adds them to its defaults for models with attention: those with a module whose class is named after it.
 
     Args:
-        every: Steps between two measurements; ranks of tokens and critical sharpness are measured every 5 · `every` steps.
+        every: Steps between two measurements; ranks of tokens and critical sharpness are measured every 5 · `every` steps, each
+            at steps of its own.
         output: Which part of the model's return value holds the logits; by default ``logits`` if there is one.
 
     Returns:
@@ -49,6 +50,7 @@ def vital_signs(every: int = 50, output: Pick = None) -> list[Probe]:
         GradientNorm(Every(every)),
         UpdateRatio(Every(every)),
         AdamMoments(Every(every)),
-        TokenRank(Every(_APART * every)),
-        CriticalSharpness(Every(_APART * every)),
+        # Apart from the others and from each other: on a GPU the training hides what the host needs for one of them.
+        TokenRank(Every(_APART * every, offset=every // 2)),
+        CriticalSharpness(Every(_APART * every, offset=every + every // 2)),
     ]

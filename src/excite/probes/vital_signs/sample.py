@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -22,7 +20,7 @@ from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.base import StepContext
 from excite.probes.vital_signs.attention_calls import AttentionCall, AttentionMode
 from excite.probes.vital_signs.blocks import blocks, stream
-from excite.probes.vital_signs.stream_signs import StreamSigns, stream_signs
+from excite.probes.vital_signs.stream_signs import StreamSigns, several_stream_signs
 from excite.probes.vital_signs.tokens import token_mask
 from excite.wiring.activations import ActivationCall
 from excite.wiring.normalization import as_trained
@@ -62,33 +60,6 @@ def few_sequences(example: Batch, count: int) -> Batch:
     return tree_map(shorten, example)  # type: ignore[no-any-return]
 
 
-class PaddedRows(TorchFunctionMode):
-    """While active, products with a weight of many rows, not a multiple of eight, are computed with rows of zeros added.
-
-    An output layer for the 50,257 tokens of GPT-2 takes ten times as long on a GPU as one for 50,264: fast kernels need aligned rows.
-
-    Args:
-        rows: Number of rows from which it pays.
-        device: Type of the device on which it pays.
-    """
-
-    def __init__(self, rows: int = 4096, device: str = "cuda"):
-        super().__init__()
-        self._rows, self._device = rows, device
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and len(args) > 1 and isinstance(args[1], Tensor):
-            weight, bias = args[1], (kwargs or {}).get("bias", args[2] if len(args) > 2 else None)
-            count = weight.shape[0] if weight.dim() == 2 and weight.device.type == self._device else 0
-            if count >= self._rows and count % 8 and not torch.is_grad_enabled() and not hasattr(weight, "to_local"):
-                more = -count % 8
-                weight, bias = F.pad(weight, (0, 0, 0, more)), None if bias is None else F.pad(bias, (0, more))
-                return F.linear(args[0], weight, bias)[..., :count].contiguous()
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def running(count: int) -> Iterator[None]:
     """Errors of the user's model on a part of the example, in one line."""
@@ -98,6 +69,11 @@ def running(count: int) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(f"the model does not run on {count} sequences of the example: {first_line(error)}") from error
+
+
+def sample_tokens(ctx: StepContext) -> Tensor | None:
+    """(sequences, tokens) of the pass over two sequences, 0 for padding; None if the example has no mask."""
+    return None if ctx.example is None else token_mask(few_sequences(ctx.example, SEQUENCES))
 
 
 def sample_pass(ctx: StepContext, *modes: TorchFunctionMode, activated: Activated | None = None) -> SamplePass:
@@ -123,14 +99,16 @@ def run_sample(
     tokens = token_mask(batch)
     attention = AttentionMode(batch_size(batch), tokens)
     attention.activated = activated
-    found = SamplePass(attention.calls, tokens=tokens)
+    found = SamplePass(tokens=tokens)
     with ExitStack() as stack:
         stack.enter_context(as_trained(model, batch))
         stack.enter_context(_paths(model, attention.stack))
-        found.streams = stack.enter_context(block_outputs(model, partial(stream_signs, tokens=tokens)))
-        for mode in (PaddedRows(), attention, *modes):
+        streams = stack.enter_context(block_outputs(model, torch.clone))  # the next block may change them in place
+        for mode in (attention, *modes):
             stack.enter_context(mode)
         found.output = call(model, own_copy(batch))
+    found.attention = attention.finish()
+    found.streams = several_stream_signs(streams, tokens)
     return found
 
 

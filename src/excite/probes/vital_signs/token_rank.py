@@ -7,11 +7,12 @@ from torch import Tensor
 
 from excite._core.calls import call, own_copy
 from excite._core.checks import check_count
+from excite._core.intercept.padded_rows import PaddedRows
 from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, fall, number, since
-from excite.probes.vital_signs.sample import PaddedRows, block_outputs, few_sequences, running
+from excite.probes.vital_signs.sample import block_outputs, few_sequences, running
 from excite.probes.vital_signs.tokens import at_places, spread, token_mask, wide
 from excite.wiring.normalization import as_trained
 
@@ -25,12 +26,11 @@ def sequence_means(x: Tensor, tokens: Tensor | None = None) -> Tensor:
     return (counted * x).sum(-2) / counted.sum(-2)
 
 
-def without_padding(x: Tensor, tokens: Tensor | None = None) -> Tensor:
-    """At most 128 tokens of each sequence; padding is replaced by the mean of the others.
+def without_padding(x: Tensor, tokens: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+    """The tokens of each sequence at some places, None for all; padding is replaced by the mean of the others.
 
     That adds nothing to the covariance but a factor, which the effective rank does not see.
     """
-    places = spread(x.shape[1], device=x.device)
     rows = wide(at_places(x, places, 1))
     if tokens is None or tokens.shape != x.shape[:-1]:
         return rows
@@ -95,8 +95,14 @@ class TokenRank(Probe):
         batch = few_sequences(ctx.example, self.sequences)
         tokens = token_mask(batch)
 
+        places: dict[tuple[int, torch.device], Tensor | None] = {}
+
         def keep(x: Tensor) -> tuple[Tensor, Tensor] | None:
-            return (without_padding(x, tokens), sequence_means(x, tokens)) if x.dim() == 3 else None
+            if x.dim() != 3:
+                return None
+            if (key := (x.shape[1], x.device)) not in places:
+                places[key] = spread(x.shape[1], device=x.device)
+            return without_padding(x, tokens, places[key]), sequence_means(x, tokens)
 
         with (
             running(self.sequences),
@@ -110,15 +116,15 @@ class TokenRank(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures both ranks on the sample."""
-        names: list[str] = []
-        rows: list[Tensor] = []
+        stacks: dict[tuple[int, ...], list[Tensor]] = {}  # of one shape together
+        by_shape: dict[tuple[int, ...], list[str]] = {}
         for path, (within, means) in self._rows(ctx).items():
-            rows.append(within)
-            names += [f"within/{path}"] * len(within)
-            if len(means) > 1:
-                rows.append(means[None])
-                names.append(f"between/{path}")
-        covariances = Covariances(rows)
+            for name, rows in ((f"within/{path}", within), (f"between/{path}", means[None])):
+                if rows is within or len(means) > 1:
+                    stacks.setdefault(tuple(rows.shape[1:]), []).append(rows)
+                    by_shape.setdefault(tuple(rows.shape[1:]), []).extend([name] * len(rows))
+        names = [name for several in by_shape.values() for name in several]
+        covariances = Covariances([torch.cat(several) for several in stacks.values()])
 
         def compute() -> Values:
             ranks: dict[str, list[float]] = {}
