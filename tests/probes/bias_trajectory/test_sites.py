@@ -46,3 +46,16 @@ def test_layers_without_a_sample_axis_are_refused(name):
     model, x = build(name)
     with pytest.raises(ModelError, match="'enter': samples cannot be told apart"):
         excite.watch(model, example=x, probes=[Trajectory()], strict=True)
+
+
+def test_a_merged_batch_axis_is_named():
+    class Rows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.one(x.view(-1, x.size(-1))).view(*x.shape[:-1], 2)
+
+    with pytest.raises(ModelError, match="first axis merges the batch with 5 places per sample"):
+        excite.watch(Rows(), example=torch.randn(4, 5, 3), probes=[Trajectory()], strict=True)

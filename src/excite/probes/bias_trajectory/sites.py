@@ -193,7 +193,13 @@ def _batch_axis(name: str, two: Sequence[int], three: Sequence[int] | None) -> i
         axes = [i for i, (a, b) in enumerate(zip(two, three)) if a != b]
         if len(axes) == 1 and (two[axes[0]], three[axes[0]]) == (2, 3):
             return axes[0]
+    merged = [] if three is None else [a // 2 for a, b in zip(two, three) if a != b and 3 * a == 2 * b]
+    why = (
+        f", whose first axis merges the batch with {merged[0]} places per sample, as x.view(-1, x.size(-1)) does (Conv1D of Transformers)"
+        if len(merged) == 1 and three is not None and two[0] != three[0]
+        else ""
+    )
     raise ModelError(
-        f"layer {name!r}: samples cannot be told apart in a tensor of shape {tuple(two)} for two samples: "
+        f"layer {name!r}: samples cannot be told apart in a tensor of shape {tuple(two)} for two samples{why}: "
         "choose layers= whose tensors have an axis for the batch alone"
     )
