@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["pgd", "excited"], choices=KINDS)
     parser.add_argument("--norms", nargs="+", default=["inf", "2"], choices=tuple(RADII))
     parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=1000, help="first test image, as in benchmarks.attackbench")
     parser.add_argument("--opponents", type=Path, default=OPPONENTS)
     parser.add_argument("--runs", type=Path, nargs="+", help="run folders, instead of those networks")
     options = parser.parse_args()
@@ -142,7 +143,8 @@ def main() -> None:
         return
     torch.backends.cudnn.allow_tf32 = False
     _, _, x, y = read_images(options.data)
-    x, y = x[: options.images].to(options.device), y[: options.images].to(options.device)
+    chosen = slice(options.first, options.first + options.images)
+    x, y = x[chosen].to(options.device), y[chosen].to(options.device)
     for kind in options.networks:
         model = read(kind, options.folder / f"{kind}.pt", options.width).to(options.device)
         for norm in options.norms:

@@ -114,7 +114,7 @@ def show(folder: Path, figure: Path | None = None) -> None:
                 continue
             everything += rows
             device = Cell.read(cell_path(folder, kind, norm, rows[0].attack)).device
-            print(f"### {kind}, norm {norm}\n\n{NETWORKS[kind]}; {rows[0].images} test images; {device}\n")
+            print(f"### Attackbench, {kind}, norm {norm}\n\n{NETWORKS[kind]}; {rows[0].images} test images; {device}\n")
             print(f"{table(rows)}\n\n" + "\n".join(f"- {line}" for line in verdicts(rows)) + "\n")
     print(totals(everything))
     (folder / "rows.json").write_text(json.dumps([vars(row) for row in everything], indent=1))
@@ -124,7 +124,7 @@ def show(folder: Path, figure: Path | None = None) -> None:
 
 def totals(rows: list[Row]) -> str:
     """Means over the networks that are not masked, by norm and attack."""
-    lines = ["### Means over the three networks without masked gradients", "", "| attack | " + " | ".join(f"{n}: optimality | within 1 % | passes | seconds" for n in NORMS) + " |",
+    lines = ["### Attackbench, means over the three networks without masked gradients", "", "| attack | " + " | ".join(f"{n}: optimality | within 1 % | passes | seconds" for n in NORMS) + " |",
              "|---|" + "--:|" * 4 * len(NORMS)]  # fmt: skip
     for name, words in ATTACKS.items():
         parts = []
@@ -146,6 +146,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     honest = [r for r in rows if r.kind != "masked"]
     names = [name for name in ATTACKS if any(r.attack == name for r in honest)]
@@ -153,7 +154,8 @@ def draw(rows: list[Row], path: Path) -> None:
     figure, axes = plt.subplots(
         2, len(norms), figsize=(1.5 + 3.2 * len(norms), 6.4), sharey="col", layout="constrained", squeeze=False
     )
-    colors = {name: "#c1121f" if name == OURS else f"C{i}" for i, name in enumerate(n for n in names)}
+    others = iter(("C0", "C1", "C2", "C4", "C5", "C6", "C8", "C9"))  # no red, which is ours, and no grey
+    colors = {name: "#c1121f" if name == OURS else next(others) for name in names}
     marks = {"plain": "o", "pgd": "s", "excited": "^"}
     for column, norm in enumerate(norms):
         chosen = [r for r in honest if r.norm == norm]
@@ -169,6 +171,8 @@ def draw(rows: list[Row], path: Path) -> None:
                 xlabel="passes per image" if attribute == "passes" else "seconds for the images",
             )
             ax.grid(alpha=0.25)
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_minor_formatter(NullFormatter())
         axes[0, column].set_title({"inf": "ℓ∞", "2": "ℓ2", "1": "ℓ1"}[norm])
         axes[0, column].invert_yaxis()
     for ax in axes[:, 0]:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.optimize import linprog
 from torch import nn
 
 from excite.margin.problem import Decision, MarginProblem, make_constraint, no_perturbations
@@ -42,6 +43,23 @@ def test_projected_perturbations_lie_in_ball_and_bounds(norm):
     d = problem.constraint.project(torch.randn(5, 3, dtype=torch.float64), radius)
     assert (problem.constraint.length(d) <= 0.3 + 1e-12).all()
     assert ((problem.x + d >= 0) & (problem.x + d <= 1)).all()
+
+
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
+def test_the_vertex_solves_the_linear_program(bounds):
+    constraint = linear("1", bounds).constraint
+    gradient = torch.randn(5, 3, dtype=torch.float64)
+    for size in (0.2, 0.9, 1.6):
+        d = constraint.vertex(gradient, torch.full((5,), size, dtype=torch.float64))
+        for i in range(5):
+            # d = p − q with p, q ≥ 0, Σ p + q ≤ size
+            g, one = gradient[i], [1.0] * 6
+            high = (
+                [float("inf")] * 6 if bounds is None else [*constraint.high[i].tolist(), *(-constraint.low[i]).tolist()]
+            )
+            least = linprog([*g.tolist(), *(-g).tolist()], [one], [size], bounds=[(0, h) for h in high]).fun
+            assert float(g @ d[i]) == pytest.approx(least, abs=1e-9)
+            assert float(d[i].abs().sum()) <= size + 1e-12
 
 
 def test_active_coordinates_are_those_that_can_still_move():

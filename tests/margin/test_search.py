@@ -156,6 +156,24 @@ def test_labels_of_any_kind_and_shape_mean_the_same() -> None:
         torch.testing.assert_close(found.values, expected, rtol=0, atol=0)
 
 
+def test_the_norm_one_moves_few_pixels_to_their_bounds() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(1200, 1), torch.rand(6, 1200)
+    with torch.no_grad():
+        f = model(x)[:, 0]
+    y = (f > 0.5).long()
+    # exactly: pixels with the largest weights go to their bounds, one after the other, until the output is changed enough
+    toward = model.weight.detach()[0] * (1 - 2 * y[:, None])
+    room = torch.where(toward > 0, 1 - x, x)
+    order = toward.abs().argsort(1, descending=True)
+    room, slope = room.gather(1, order), toward.abs().gather(1, order)
+    left = (0.5 - f).abs()[:, None] - (slope * room).cumsum(1) + slope * room  # before each pixel
+    exact = torch.minimum(room, left.clamp_min(0) / slope).sum(1).double()
+    found = margins(model, x, y, norm="1", bounds=(0, 1), options=SearchOptions(certify=False, evidence=False))
+    assert (found.values >= exact * (1 - 1e-4)).all()
+    assert (found.values <= exact * 1.01).all()
+
+
 def test_one_point_alone() -> None:
     model, x = build("mlp", batch=1)
     assert len(margins(model, x, decide(model, x))) == 1

@@ -153,7 +153,7 @@ class BatchedSearch:
                 towards = replace(problem, decision=replace(problem.decision, target=classes))
                 start = constraint.direction(-gradient) * column(below, gradient)
                 start = problem.constraint.project(start, below)
-                result = search(towards, TARGETED, TARGET_STEPS, start, self.noise, below)
+                result = search(towards, TARGETED[constraint.norm], TARGET_STEPS, start, self.noise, below)
                 perturbations.update(index, result.radius, result.d)
 
     def _explore(self, perturbations: AdversarialPerturbations, count: int) -> None:
@@ -190,7 +190,8 @@ class BatchedSearch:
         """Small steps around the best perturbation of all searches, then along it to the boundary."""
         for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
             problem = self.problem.rows(index)
-            result = search(problem, POLISH, max(2, 2 * self.steps // 5), perturbations.d[index], self.noise)
+            plan, steps = POLISH[problem.constraint.norm], max(2, 2 * self.steps // 5)
+            result = search(problem, plan, steps, perturbations.d[index], self.noise)
             perturbations.update(index, result.radius, result.d)
             for edge in _EDGES if edges else ():
                 result = search(problem, edge, 2 * self.steps, perturbations.d[index], self.noise)

@@ -15,8 +15,8 @@ from excite.margin.problem import MarginProblem
 
 Unit = Literal["passes", "seconds"]
 SearchBudget = tuple[float, Unit]
-TARGET_STEPS = 20  # of a search towards one class
-ROUNDS = 3  # such searches from random perturbations, after those towards classes
+TARGET_STEPS = 14  # of a search towards one class
+ROUNDS = 1  # such searches from random perturbations, after those towards classes
 _LINE_SEARCH = 8 + 2 + 6  # forward passes of the line search at the end, and of the check against rounding
 _STEPS = (40, 30, 20, 14, 10, 7, 5, 3, 2)
 

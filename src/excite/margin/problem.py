@@ -245,6 +245,22 @@ class Constraint:
             return _soft(d, radius, self.low, self.high)
         return self.clip(self.shrink(d, radius))
 
+    def vertex(self, gradient: Tensor, radius: Tensor) -> Tensor:
+        """Norm "1": the perturbation of norm at most `radius` (N,) within the bounds along which this gradient falls most.
+
+        The coordinates with the largest gradients go to their bounds, one after the other, until the radius is used up.
+        """
+        flat = gradient.flatten(1)
+        order = flat.abs().argsort(1, descending=True)
+        if self.low is None or self.high is None:
+            room = radius[:, None].expand_as(flat)
+        else:
+            room = torch.where(gradient > 0, -self.low, self.high).flatten(1).gather(1, order)
+        used = room.cumsum(1) - room
+        amount = torch.minimum(room, (radius[:, None] - used).clamp_min(0))
+        size = torch.zeros_like(flat).scatter_(1, order, amount).reshape(gradient.shape)
+        return -gradient.sign() * size
+
     def shrink(self, d: Tensor, radius: Tensor) -> Tensor:
         """The nearest perturbation of norm at most `radius`: coordinates are cut ("inf"), scaled ("2") or lessened by the same ("1").
 

@@ -32,6 +32,8 @@ class SearchPlan:
     max_change, min_change: bounds on the relative change of the radius in a step. growth: the largest before the point is
     first adversarial. random_start: the first step starts from a random corner of the ball, times this. proportional: steps
     keep the proportions of the gradient's coordinates, also for the norm "inf", where the steepest step keeps only their signs.
+    vertex: a step goes this fraction of the way to the perturbation within radius and bounds along which the gradient falls
+    most (conditional gradients), for the norm "1", where it has few coordinates and those at their bounds.
     """
 
     step_size: tuple[float, float]
@@ -42,6 +44,7 @@ class SearchPlan:
     power: float
     random_start: float
     proportional: bool = False
+    vertex: bool = False
 
 
 # Plans that fail on different points, which is worth more than more steps: the independent searches go through them in
@@ -61,19 +64,26 @@ PLANS: dict[Norm, tuple[SearchPlan, ...]] = {
         SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0),
     ),
     "1": (
-        SearchPlan((2.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0),
-        SearchPlan((2.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0, proportional=True),
-        SearchPlan((1.5, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5),
-        SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0, proportional=True),
+        SearchPlan((1.0, 0.01), 0.0, (0.5, 0.002), (0.01, 0.001), 0.25, 1.0, 1.0, vertex=True),
+        SearchPlan((1.0, 0.005), 0.4, (0.8, 0.002), (0.001, 0.001), 1.0, 0.7, 0.0, vertex=True),
+        SearchPlan((1.0, 0.02), 0.0, (0.2, 0.002), (0.01, 0.0003), 0.5, 0.5, 0.5, vertex=True),
+        SearchPlan((1.0, 0.005), 0.6, (0.5, 0.01), (0.01, 0.001), 1.0, 0.7, 1.0, vertex=True),
     ),
 }
 
 # Small steps around the best perturbation of all searches.
-POLISH = SearchPlan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0)
-
+POLISH: dict[Norm, SearchPlan] = {
+    "inf": SearchPlan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0),
+    "2": SearchPlan((0.1, 0.002), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0),
+    "1": SearchPlan((0.3, 0.003), 0.6, (0.02, 0.002), (0.002, 0.0003), 1.0, 1.0, 0.0, vertex=True),
+}
 
 # Towards one class, within the best radius so far.
-TARGETED = SearchPlan((2.0, 0.01), 0.0, (0.2, 0.005), (0.005, 0.001), 1.0, 0.7, 0.0)
+TARGETED: dict[Norm, SearchPlan] = {
+    "inf": SearchPlan((2.0, 0.01), 0.0, (0.2, 0.005), (0.005, 0.001), 1.0, 0.7, 0.0),
+    "2": SearchPlan((2.0, 0.01), 0.0, (0.2, 0.005), (0.005, 0.001), 1.0, 0.7, 0.0),
+    "1": SearchPlan((0.5, 0.01), 0.0, (0.2, 0.005), (0.005, 0.001), 1.0, 0.7, 0.0, vertex=True),
+}
 _FARTHER = 1.1  # a class is out of reach where the linearization puts it this many times farther away than the best,
 _HOPELESS = 4  # so many steps in a row
 
@@ -183,8 +193,12 @@ class _State:
             # not beyond a tenth of the largest radius: a first estimate that large says nothing
             start = plan.random_start * torch.minimum(self.radius, constraint.max_radius / 10)
             d = constraint.direction(noise(d.shape, d)) * column(start, d)
-        descent = constraint.scaled(gradient) if plan.proportional else constraint.direction(gradient)
-        self.d = constraint.project(d - descent * column(step_size * self.radius, d), self.radius)
+        if plan.vertex:
+            d = constraint.project(d, self.radius)
+            self.d = constraint.clip(d + step_size * (constraint.vertex(gradient, self.radius) - d))
+        else:
+            descent = constraint.scaled(gradient) if plan.proportional else constraint.direction(gradient)
+            self.d = constraint.project(d - descent * column(step_size * self.radius, d), self.radius)
 
     def keep(self, rows: Tensor) -> None:
         """Drop the other points."""
