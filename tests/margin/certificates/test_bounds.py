@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.exact_margins import random_net
 
 from excite.margin import SearchOptions, margins
-from margin.certificates.nets import random_net
 
 
 @pytest.mark.parametrize("kind", ["lipschitz", "interval", "linear", "exact"])

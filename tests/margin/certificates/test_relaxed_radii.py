@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.exact_margins import random_net
 from torch import Tensor, nn
 
 from excite.errors import ModelError
 from excite.margin import Margins, SearchOptions, margins
-from margin.certificates.nets import random_net
 from margin.networks import BOUNDS, trained
 
 
