@@ -124,7 +124,7 @@ def parse_options(text: str) -> dict[str, Any]:
 def parse_normalize(text: str) -> tuple[list[float], list[float]]:
     """Mean and standard deviation per channel in the text of --normalize."""
     try:
-        mean, std = ([float(number) for number in part.split(",")] for part in text.split("/"))
+        mean, std = ([float(number) for number in numbers.split(",")] for numbers in text.split("/"))
     except ValueError as error:
         raise InputError(f"--normalize: expected MEAN/STD, such as 0.5,0.5,0.5/0.2,0.2,0.2; got {text!r}") from error
     return mean, std

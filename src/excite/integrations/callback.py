@@ -91,7 +91,7 @@ class DeferredWatch:
         try:
             drawn = draw_parts(data.get("train"), data.get("test"))
             check_inputs(drawn, model)
-            tokens = [part for part, points in drawn.items() if not points.x.is_floating_point()]
+            tokens = [split for split, points in drawn.items() if not points.x.is_floating_point()]
             if tokens:
                 raise InputError(
                     f"{tokens[0]}: inputs are whole numbers such as token ids, which cannot be changed a little"

@@ -258,11 +258,11 @@ def _sinks(trainer: Any) -> list[Sink]:
     if not trainer.is_global_zero:
         return sinks
     for logger in trainer.loggers:
-        kinds = {kind.__name__ for kind in type(logger).__mro__}
-        if "TensorBoardLogger" in kinds:
+        logger_types = {base.__name__ for base in type(logger).__mro__}
+        if "TensorBoardLogger" in logger_types:
             sinks.append(TensorBoard(writer=logger.experiment))
-        elif "WandbLogger" in kinds:
+        elif "WandbLogger" in logger_types:
             sinks.append(WandB(run=logger.experiment))
-        elif "MLFlowLogger" in kinds:
+        elif "MLFlowLogger" in logger_types:
             sinks.append(MLflow(run_id=logger.run_id, client=logger.experiment))
     return sinks

@@ -196,9 +196,9 @@ class ExcitedTrainer(_transformers.Trainer):  # type: ignore[misc]
 
 
 def _grouped(name: str) -> str:
-    for part in ("eval", "test"):
-        if name.startswith(f"{part}_"):
-            return f"{part}/{name.removeprefix(f'{part}_')}"
+    for prefix in ("eval", "test"):
+        if name.startswith(f"{prefix}_"):
+            return f"{prefix}/{name.removeprefix(f'{prefix}_')}"
     return f"train/{name}"
 
 

@@ -41,7 +41,7 @@ class DeviceScalars:
     def __init__(self, values: Mapping[str, object]):
         self._numbers: dict[str, float] = {}
         self._stacks: list[tuple[list[str], Tensor]] = []
-        by_kind: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
+        by_type: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
         for name, value in values.items():
             if not is_name(name):
                 raise InputError(f"expected keys such as 'norm' or 'norm/fc1'; got {name!r}")
@@ -54,7 +54,7 @@ class DeviceScalars:
                 if value.device.type == "cpu":
                     self._numbers[name] = float(value)
                     continue
-                names, tensors = by_kind.setdefault((value.device, value.dtype), ([], []))
+                names, tensors = by_type.setdefault((value.device, value.dtype), ([], []))
                 names.append(name)
                 tensors.append(value.reshape(()))
             elif isinstance(value, int | float):
@@ -63,7 +63,7 @@ class DeviceScalars:
                 what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
                 raise InputError(f"{name}: expected one number; got {what}")
         self._names = list(values)
-        for names, tensors in by_kind.values():
+        for names, tensors in by_type.values():
             self._stacks.append((names, torch.stack(tensors)))
 
     @classmethod
@@ -82,11 +82,11 @@ class DeviceScalars:
     @staticmethod
     def fetch(several: Sequence[DeviceScalars]) -> list[dict[str, float]]:
         """The numbers of each, in their order. Waits for the device."""
-        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        by_type: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for scalars in several:
             for _, stack in scalars._stacks:
-                by_kind.setdefault((stack.device, stack.dtype), []).append(stack)
-        fetched = {kind: iter(torch.cat(stacks).tolist()) for kind, stacks in by_kind.items()}
+                by_type.setdefault((stack.device, stack.dtype), []).append(stack)
+        fetched = {key: iter(torch.cat(stacks).tolist()) for key, stacks in by_type.items()}
         result = []
         for scalars in several:
             if not scalars._stacks:

@@ -40,10 +40,10 @@ def chosen_probes(
     model: nn.Module,
 ) -> list[Probe]:
     """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
-    given = {"example": example, "optimizer": optimizer}
+    available = {"example": example, "optimizer": optimizer}
     if probes is None:
         everything = _affordable(default_probes(output), model) + _signs(model, optimizer, output, example)
-        chosen = [p for p in everything if all(given[need] is not None for need in p.requires)]
+        chosen = [p for p in everything if all(available[need] is not None for need in p.requires)]
     else:
         chosen = list(probes)
     for probe in chosen:

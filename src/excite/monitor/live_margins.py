@@ -60,7 +60,7 @@ class LiveMargins:
         """The probes of margins: of `margin_batch`, and of the points drawn."""
         probes: list[Probe] = [] if margin_batch is None else [_margin(margin_batch, output)]
         if self.drawn:
-            pairs = {part: (points.x, points.y) for part, points in self.drawn.items()}
+            pairs = {split: (points.x, points.y) for split, points in self.drawn.items()}
             key = next(iter(self.drawn.values())).key
             probes.append(MarginGap(pairs.get("train"), pairs.get("test"), key=key, output=output, **self.settings))
         return probes
@@ -82,13 +82,13 @@ class LiveMargins:
             )
 
 
-def pixel_bounds(drawn: Mapping[str, Points], given: Any, normalize: Any) -> Any:
+def pixel_bounds(drawn: Mapping[str, Points], bounds: Any, normalize: Any) -> Any:
     """The bounds of the inputs, if they were not given: (0, 1) for data that are normalized or images within it.
 
     Images within [−1, 1] that have negative values are taken as scaled to it. Anything else has no bounds.
     """
-    if given is not None or not drawn:
-        return given
+    if bounds is not None or not drawn:
+        return bounds
     if normalize is not None:
         return (0.0, 1.0)
     return pixel_range([points.x for points in drawn.values()])

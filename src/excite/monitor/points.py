@@ -105,58 +105,58 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     return points
 
 
-def _draw(source: Any, part: str, max_points: int, generator: np.random.Generator) -> Points:
+def _draw(source: Any, split: str, max_points: int, generator: np.random.Generator) -> Points:
     if isinstance(source, tuple | list) and len(source) == 2 and all(_is_array(array) for array in source):
-        x, y = (check_dense(torch.as_tensor(array), part) for array in source)
-        _check_pair(x, y, part)
+        x, y = (check_dense(torch.as_tensor(array), split) for array in source)
+        _check_pair(x, y, split)
         chosen = torch.from_numpy(_choose(len(x), _affordable(x, max_points), generator)).to(x.device)
         return Points(_own(x[chosen]), _own(y.to(x.device)[chosen]).reshape(-1))
     if isinstance(source, DataLoader):
-        return _from_loader(source, part, max_points, generator)
+        return _from_loader(source, split, max_points, generator)
     if isinstance(source, Iterator):
         raise InputError(
-            f"{part}: {shown(source)} can be read only once, and drawing points would take them from the training: give {_FORMS}"
+            f"{split}: {shown(source)} can be read only once, and drawing points would take them from the training: give {_FORMS}"
         )
     if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if isinstance(source, Mapping | str | Tensor):
-            raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
+            raise InputError(f"{split}: expected {_FORMS}; got {shown(source)}")
         if isinstance(source, list | tuple) and source and _is_batch(source[0]):
-            return _from_batches(source, part, max_points)
-        return _from_loader(DataLoader(source), part, max_points, generator)
+            return _from_batches(source, split, max_points)
+        return _from_loader(DataLoader(source), split, max_points, generator)
     if isinstance(source, IterableDataset):
-        return _from_loader(DataLoader(source, batch_size=64), part, max_points, generator)
+        return _from_loader(DataLoader(source, batch_size=64), split, max_points, generator)
     if isinstance(source, Iterable):
-        return _from_batches(source, part, max_points)
-    raise InputError(f"{part}: expected {_FORMS}; got {shown(source)}")
+        return _from_batches(source, split, max_points)
+    raise InputError(f"{split}: expected {_FORMS}; got {shown(source)}")
 
 
-def _from_loader(loader: DataLoader[Any], part: str, max_points: int, generator: np.random.Generator) -> Points:
+def _from_loader(loader: DataLoader[Any], split: str, max_points: int, generator: np.random.Generator) -> Points:
     """From the data set behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
     data: Any = loader.dataset
     if isinstance(data, IterableDataset):
         if iter(data) is data:
             raise InputError(
-                f"{part}: {type(data).__name__} can be read only once, and drawing points would take them from the training: "
+                f"{split}: {type(data).__name__} can be read only once, and drawing points would take them from the training: "
                 f"give {_FORMS}"
             )
-        return _from_batches(loader, part, max_points)
-    indices = _indices(loader, part)
+        return _from_batches(loader, split, max_points)
+    indices = _indices(loader, split)
     chosen = [indices[i] for i in _choose(len(indices), max_points, generator)]
     size = getattr(loader, "batch_size", None)
-    whole = size is None and loader.batch_sampler is None  # each item of the data set is a batch
+    unbatched = size is None and loader.batch_sampler is None  # each item of the data set is a batch
     reader = DataLoader(
         Subset(data, chosen),
-        batch_size=None if whole else min(64, max(1, len(chosen))),
+        batch_size=None if unbatched else min(64, max(1, len(chosen))),
         num_workers=min(loader.num_workers, 2),
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
         generator=torch.Generator().manual_seed(0),
     )
-    return _from_batches(reader, part, max_points)
+    return _from_batches(reader, split, max_points)
 
 
-def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
+def _indices(loader: DataLoader[Any], split: str) -> Sequence[Any]:
     """Number of samples that the loader's sampler can draw."""
     batches: Any = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):  # wrapped, as by Accelerate
@@ -166,32 +166,32 @@ def _indices(loader: DataLoader[Any], part: str) -> Sequence[Any]:
         sampler = sampler.sampler
     if isinstance(sampler, SubsetRandomSampler):
         return list(sampler.indices)
-    whole = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
-    if whole or type(sampler).__name__ == "UnrepeatedDistributedSampler":
+    known_sampler = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
+    if known_sampler or type(sampler).__name__ == "UnrepeatedDistributedSampler":
         return range(len(loader.dataset))  # type: ignore[arg-type]
     iterable = sampler if sampler is not None else batches
     order = iter(iterable)
     if order is iterable:
-        raise InputError(f"{part}: the sampler {type(iterable).__name__} can be read only once: give {_FORMS}")
+        raise InputError(f"{split}: the sampler {type(iterable).__name__} can be read only once: give {_FORMS}")
     read = islice(order, _MAX_INDICES)
     return list(dict.fromkeys(i for batch in read for i in batch)) if sampler is None else list(dict.fromkeys(read))
 
 
-def _from_batches(batches: Iterable[Any], part: str, max_points: int) -> Points:
+def _from_batches(batches: Iterable[Any], split: str, max_points: int) -> Points:
     """The first points of an object that gives batches."""
     iterator = iter(batches)
     if iterator is batches:
         raise InputError(
-            f"{part}: {type(batches).__name__} can be read only once, and drawing points would take them from the training: "
+            f"{split}: {type(batches).__name__} can be read only once, and drawing points would take them from the training: "
             f"give {_FORMS}"
         )
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     key, count, beside = None, 0, ()
     for batch in iterator:
-        x, y, key = split_batch(batch, part)
+        x, y, key = split_batch(batch, split)
         beside = tuple(name for name in batch if name != key) if key is not None else ()
-        _check_pair(x, y, part)
+        _check_pair(x, y, split)
         max_points = _affordable(x, max_points)
         xs.append(_own(x[: max_points - count]))
         ys.append(_own(y[: max_points - count]).reshape(-1))
@@ -199,7 +199,7 @@ def _from_batches(batches: Iterable[Any], part: str, max_points: int) -> Points:
         if count >= max_points:
             break
     if not xs:
-        raise InputError(f"{part}: expected at least one batch; {type(batches).__name__} gives none")
+        raise InputError(f"{split}: expected at least one batch; {type(batches).__name__} gives none")
     return Points(torch.cat(xs), torch.cat(ys), key, beside)
 
 
@@ -207,7 +207,7 @@ def draw_parts(train: Any, test: Any) -> dict[str, Points]:
     """Points of the parts that were given; a data set of `excite.data` as `train` also has the test points."""
     if test is None and hasattr(train, "x_test") and len(train.x_test):
         test = train
-    drawn = {part: draw(source, part) for part, source in (("train", train), ("test", test)) if source is not None}
+    drawn = {split: draw(source, split) for split, source in (("train", train), ("test", test)) if source is not None}
     shapes = {tuple(points.x.shape[1:]) for points in drawn.values()}
     if len(shapes) > 1:
         result = " and ".join(map(str, (tuple(points.x.shape[1:]) for points in drawn.values())))
@@ -222,11 +222,11 @@ def check_inputs(drawn: Mapping[str, Points], model: nn.Module) -> None:
         InputError: If the model takes another key of the batches, such as a mask.
     """
     parameters = inspect.signature(unwrap(model).forward).parameters
-    for part, points in drawn.items():
+    for split, points in drawn.items():
         further = [name for name in points.beside if name in parameters and name not in _LABELS]
         if further and points.x.is_floating_point():
             raise InputError(
-                f"{part}: the model takes {points.key!r} and {', '.join(map(repr, further))}; margins are those of one input: give "
+                f"{split}: the model takes {points.key!r} and {', '.join(map(repr, further))}; margins are those of one input: give "
                 "pairs (x, y) and a model of x alone, or leave the data out"
             )
 
@@ -236,19 +236,19 @@ def as_called(drawn: Mapping[str, Points], model: nn.Module) -> dict[str, Points
     parameters = inspect.signature(unwrap(model).forward).parameters
     every = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return {
-        part: points if points.key is None or every or points.key in parameters else replace(points, key=None)
-        for part, points in drawn.items()
+        split: points if points.key is None or every or points.key in parameters else replace(points, key=None)
+        for split, points in drawn.items()
     }
 
 
-def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
+def split_batch(batch: Any, split: str) -> tuple[Tensor, Tensor, str | None]:
     """Points, labels, and the key of the points if the batch is a dict.
 
     Raises:
         InputError: If the batch has no points or no labels that can be told.
     """
     if isinstance(batch, Mapping):
-        return _split_dict(dict(batch), part)
+        return _split_dict(dict(batch), split)
     if isinstance(batch, tuple | list) and len(batch) >= 2 and all(_is_array(array) for array in batch[:2]):
         x, y = (torch.as_tensor(array) for array in batch[:2])
         # What follows is an index or a weight, unless the second item is another input.
@@ -257,36 +257,36 @@ def split_batch(batch: Any, part: str) -> tuple[Tensor, Tensor, str | None]:
     hint = "pairs (x, y), or dicts such as {'x': ..., 'label': ...}"
     if isinstance(batch, Tensor):
         raise InputError(
-            f"{part}: the data have no labels, batches are tensors of shape {tuple(batch.shape)}: expected {hint}"
+            f"{split}: the data have no labels, batches are tensors of shape {tuple(batch.shape)}: expected {hint}"
         )
-    raise InputError(f"{part}: expected batches that are {hint}; got {_described(batch)}")
+    raise InputError(f"{split}: expected batches that are {hint}; got {_described(batch)}")
 
 
-def _split_dict(batch: dict[str, Any], part: str) -> tuple[Tensor, Tensor, str]:
+def _split_dict(batch: dict[str, Any], split: str) -> tuple[Tensor, Tensor, str]:
     arrays = {key: torch.as_tensor(value) for key, value in batch.items() if _is_array(value)}
     label = next((name for name in _LABELS if name in arrays), None)
     if label is None:
         raise InputError(
-            f"{part}: no labels in batches with keys {', '.join(map(repr, batch))}: expected one of {', '.join(_LABELS)}"
+            f"{split}: no labels in batches with keys {', '.join(map(repr, batch))}: expected one of {', '.join(_LABELS)}"
         )
-    others = [name for name in arrays if name != label and arrays[name].dim() > 0]
+    inputs = [name for name in arrays if name != label and arrays[name].dim() > 0]
     input_name = next(
-        (name for name in (*_INPUTS, *_TOKENS) if name in others), others[0] if len(others) == 1 else None
+        (name for name in (*_INPUTS, *_TOKENS) if name in inputs), inputs[0] if len(inputs) == 1 else None
     )
     if input_name is None:
         raise InputError(
-            f"{part}: which of {', '.join(map(repr, others)) or 'no tensors'} is the input cannot be determined: name it 'x', or give "
+            f"{split}: which of {', '.join(map(repr, inputs)) or 'no tensors'} is the input cannot be determined: name it 'x', or give "
             "pairs (x, y)"
         )
     return arrays[input_name], arrays[label], input_name
 
 
-def _check_pair(x: Tensor, y: Tensor, part: str) -> None:
+def _check_pair(x: Tensor, y: Tensor, split: str) -> None:
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise InputError(f"{part}: expected one label per point; got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+        raise InputError(f"{split}: expected one label per point; got shapes {tuple(x.shape)} and {tuple(y.shape)}")
     if y.numel() != len(y):
         raise InputError(
-            f"{part}: expected one label per point, of shape ({len(x)},); got {tuple(y.shape)}: one class index each, not one-hot "
+            f"{split}: expected one label per point, of shape ({len(x)},); got {tuple(y.shape)}: one class index each, not one-hot "
             "codes or masks"
         )
 
@@ -322,7 +322,7 @@ def _choose(total: int, max_points: int, generator: np.random.Generator) -> Any:
 
 def _described(batch: Any) -> str:
     if isinstance(batch, tuple | list):
-        return f"{type(batch).__name__}s of {len(batch)}: {', '.join(shown(one) for one in batch[:4])}"
+        return f"{type(batch).__name__}s of {len(batch)}: {', '.join(shown(item) for item in batch[:4])}"
     return shown(batch)
 
 
@@ -348,17 +348,17 @@ def _state(generator: Any) -> Any:
     return (generator.getstate if isinstance(generator, random.Random) else generator.get_state)()
 
 
-def _collect(value: Any, generators: dict[int, Any], seen: set[int], depth: int) -> None:
+def _collect(value: Any, generators: dict[int, Any], visited: set[int], depth: int) -> None:
     if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
         generators[id(value)] = value
         return
-    if depth == 0 or id(value) in seen or isinstance(value, Tensor | np.ndarray | str | bytes | int | float | type):
+    if depth == 0 or id(value) in visited or isinstance(value, Tensor | np.ndarray | str | bytes | int | float | type):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, list | tuple):
         if len(value) <= 64:
             for member in value:
-                _collect(member, generators, seen, depth - 1)
+                _collect(member, generators, visited, depth - 1)
         return
     for member in list(getattr(value, "__dict__", {}).values()):
-        _collect(member, generators, seen, depth - 1)
+        _collect(member, generators, visited, depth - 1)

@@ -36,9 +36,9 @@ class StoredPoints:
     settings: dict[str, Any]
 
 
-def artifact_name(norm: str, part: str) -> str:
+def artifact_name(norm: str, split: str) -> str:
     """Returns the name of the artifact that holds margins."""
-    return f"margins-{norm}-{part}"
+    return f"margins-{norm}-{split}"
 
 
 def store_points(run: Run, data: Mapping[str, tuple[Tensor, Tensor]], settings: Mapping[str, Any]) -> bool:
@@ -54,7 +54,7 @@ def store_points(run: Run, data: Mapping[str, tuple[Tensor, Tensor]], settings: 
     """
     from safetensors.torch import save
 
-    tensors = {f"{axis}_{part}": tensor for part, pair in data.items() for axis, tensor in zip("xy", pair)}
+    tensors = {f"{axis}_{split}": tensor for split, pair in data.items() for axis, tensor in zip("xy", pair)}
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_BYTES:
         return False
     plain = {
@@ -86,7 +86,9 @@ def read_points(folder: Path) -> StoredPoints | None:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
         settings = json.loads(header.get("settings", "{}"))
         data = {
-            part: (tensors[f"x_{part}"], tensors[f"y_{part}"]) for part in ("train", "test") if f"x_{part}" in tensors
+            split: (tensors[f"x_{split}"], tensors[f"y_{split}"])
+            for split in ("train", "test")
+            if f"x_{split}" in tensors
         }
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it, and pass the data again") from error

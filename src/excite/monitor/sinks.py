@@ -156,13 +156,13 @@ def _bounded(value: float) -> float:
 _KINDS: dict[str, Callable[[], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
-def make_sinks(given: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
+def make_sinks(sinks: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
     """Sinks by name or as they are; TensorBoard's files go into the run's folder, if there is one."""
-    if isinstance(given, str):
-        raise InputError(f"sinks: expected a list such as ['tensorboard']; got {given!r}")
+    if isinstance(sinks, str):
+        raise InputError(f"sinks: expected a list such as ['tensorboard']; got {sinks!r}")
     made: list[Sink] = []
     try:
-        for destination in given:
+        for destination in sinks:
             if isinstance(destination, str):
                 if destination not in _KINDS:
                     raise InputError(

@@ -60,8 +60,8 @@ class RunData:
         own = self.config.get("config") if "watch" in self.config else None
         if not isinstance(own, dict):
             return dict(flat(self.config))
-        rest = {key: value for key, value in self.config.items() if key != "config"}
-        return dict([*flat(own), *flat(rest)])
+        others = {key: value for key, value in self.config.items() if key != "config"}
+        return dict([*flat(own), *flat(others)])
 
     def by_layer(self, prefix: str) -> dict[str, Series]:
         """Metrics `prefix/layer` by layer, in the order of the wiring."""
@@ -79,9 +79,9 @@ class VariantRuns:
     name: str
     runs: tuple[RunData, ...]
 
-    def values(self, part: str) -> npt.NDArray[np.float64] | None:
+    def values(self, split: str) -> npt.NDArray[np.float64] | None:
         """Margins of all runs, concatenated; None if no run has any."""
-        result = [np.asarray(run.margins[part].values.cpu()) for run in self.runs if part in run.margins]
+        result = [np.asarray(run.margins[split].values.cpu()) for run in self.runs if split in run.margins]
         return np.concatenate(result) if result else None
 
     def pairs(self) -> dict[object, tuple[Values, Values]]:
@@ -103,9 +103,9 @@ class VariantRuns:
         _, low, high = widest_gap(train, test)
         return high - low
 
-    def accuracies(self, part: str) -> list[float]:
+    def accuracies(self, split: str) -> list[float]:
         """Accuracy of each run that has one, on "train" or "test" data."""
-        return [run.accuracy[part] for run in self.runs if part in run.accuracy]
+        return [run.accuracy[split] for run in self.runs if split in run.accuracy]
 
 
 def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[VariantRuns]:
@@ -169,7 +169,7 @@ def _read_run(path: Path, norm: str, below: Path | None) -> RunData:
 
 def stored_norm(paths: Iterable[Path]) -> str:
     """The norm of stored margins: "inf" if any of the runs has such margins, else "2"."""
-    files = (path / "artifacts" / f"margins-inf-{part}.json" for path in paths for part in PARTS)
+    files = (path / "artifacts" / f"margins-inf-{split}.json" for path in paths for split in PARTS)
     return "inf" if any(file.exists() for file in files) else "2"
 
 
@@ -187,10 +187,10 @@ def stored_margins(path: Path, below: Path | None, max_bytes: int, norm: str | N
     """
     norm = norm or stored_norm([path])
     result = {}
-    for part in PARTS:
-        file = path / "artifacts" / f"margins-{norm}-{part}.json"
+    for split in PARTS:
+        file = path / "artifacts" / f"margins-{norm}-{split}.json"
         if os.path.lexists(file):
-            result[part] = _margins(_object(file, below, max_bytes), str(file))
+            result[split] = _margins(_object(file, below, max_bytes), str(file))
     return result
 
 
@@ -232,14 +232,14 @@ def not_fractions(accuracy: Mapping[str, float]) -> str:
 
 def fractions(accuracy: Mapping[str, float]) -> dict[str, float]:
     """The values that are fractions."""
-    return {part: value for part, value in accuracy.items() if 0 <= value <= 1}
+    return {split: value for split, value in accuracy.items() if 0 <= value <= 1}
 
 
 def _accuracy(summary: dict[str, Any], path: Path) -> dict[str, float]:
     accuracy = summary.get("accuracy") or {}
     if not isinstance(accuracy, dict) or not all(isinstance(v, int | float) for v in accuracy.values()):
         raise RunError(f"{path}/artifacts/summary.json is damaged: delete it and measure again")
-    return {part: float(value) for part, value in accuracy.items()}
+    return {split: float(value) for split, value in accuracy.items()}
 
 
 def _is_wiring(wiring: dict[str, Any]) -> bool:

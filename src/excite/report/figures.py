@@ -59,7 +59,7 @@ def largest(values: Sequence[npt.NDArray[np.float64]]) -> float:
 def margin_curves(variants: Sequence[VariantRuns]) -> list[Chart]:
     """One chart per variant: fraction of points misclassified within ε on training and test data, and their largest distance."""
     result = {
-        variant.name: {part: values for part in NAMES if (values := variant.values(part)) is not None}
+        variant.name: {split: values for split in NAMES if (values := variant.values(split)) is not None}
         for variant in variants
     }
     shown = {name: curves for name, curves in result.items() if curves}
@@ -69,7 +69,8 @@ def margin_curves(variants: Sequence[VariantRuns]) -> list[Chart]:
 
 def _margins(title: str, curves: Mapping[str, npt.NDArray[np.float64]], widest: float) -> Chart:
     lines = [
-        series(NAMES[part], *curve(values, widest), int(part == "test"), step=True) for part, values in curves.items()
+        series(NAMES[split], *curve(values, widest), int(split == "test"), step=True)
+        for split, values in curves.items()
     ]
     if len(curves) == 2:
         at, low, high = widest_gap(curves["train"], curves["test"])

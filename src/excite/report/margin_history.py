@@ -39,35 +39,35 @@ def margin_history(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     result = []
     for i, run in enumerate(runs):
         there = set(run.follower.names())
-        names = {part: name for part, name in METRICS.items() if name in there}
+        names = {split: name for split, name in METRICS.items() if name in there}
         if names.keys() & {"train", "test"}:
             result.append({"run": i, **_split(run.follower, names, there)})
     return result
 
 
 def _split(follower: MetricsReader, names: Mapping[str, str], there: Collection[str]) -> dict[str, Any]:
-    counts = [_COUNT.format(part=part) for part in ("train", "test") if part in names]
+    counts = [_COUNT.format(part=data_split) for data_split in ("train", "test") if data_split in names]
     known = [name for name in counts if name in there]
     if not known or follower.binned(known[0], _POINTS // 2 - 1, None, None) is not None:
-        return {part: _curve(follower, name) for part, name in names.items()}
+        return {data_split: _curve(follower, name) for data_split, name in names.items()}
     sizes: dict[int, int] = {}  # points per part, the smaller of both, by step
     for name in known:
         for step, count in zip(*follower.series(name)):
             if np.isfinite(count):
                 sizes[int(step)] = min(int(count), sizes.get(int(step), int(count)))
     if not sizes:
-        return {part: _curve(follower, name) for part, name in names.items()}
+        return {data_split: _curve(follower, name) for data_split, name in names.items()}
     usual = sizes[min(sizes)]
     other = {step: count for step, count in sorted(sizes.items()) if count != usual}
     curves: dict[str, Any] = {}
     apart: dict[int, dict[str, Any]] = {step: {"step": step, "points": count} for step, count in other.items()}
-    for part, name in names.items():
+    for data_split, name in names.items():
         steps, values = follower.series(name)
         for step, value in zip(steps, values):
             if int(step) in apart:
-                apart[int(step)][part] = float(value) if np.isfinite(value) else None
+                apart[int(step)][data_split] = float(value) if np.isfinite(value) else None
         joined = ~np.isin(steps, list(other))
-        curves[part] = _listed(steps[joined], values[joined])
+        curves[data_split] = _listed(steps[joined], values[joined])
     return {**curves, "points": usual, "apart": list(apart.values())[-_APART:]}
 
 

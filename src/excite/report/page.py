@@ -219,11 +219,11 @@ def table(variants: Sequence[VariantRuns]) -> list[dict[str, str]]:
     rows = []
     for variant in variants:
         row = {"arm": variant.name, "runs": str(len(variant.runs))}
-        for part in ("train", "test"):
-            values = variant.values(part)
-            row[f"accuracy {part}"] = _mean(variant.accuracies(part), "{:.1%}")
-            row[f"margin {part}"] = "–" if values is None else _number(float(np.median(values)))
-            row[f"censored {part}"] = "–" if values is None else f"{np.isinf(values).mean():.1%}"
+        for split in ("train", "test"):
+            values = variant.values(split)
+            row[f"accuracy {split}"] = _mean(variant.accuracies(split), "{:.1%}")
+            row[f"margin {split}"] = "–" if values is None else _number(float(np.median(values)))
+            row[f"censored {split}"] = "–" if values is None else f"{np.isinf(values).mean():.1%}"
         gap = variant.gap()
         row["gap"] = "–" if gap is None else f"{gap:.3f}"
         rows.append(row)
@@ -255,8 +255,8 @@ def _settings(variants: Sequence[VariantRuns]) -> dict[str, Any]:
 
 def _evidence(variants: Sequence[VariantRuns]) -> list[tuple[str, str, str]]:
     return [
-        (run.path.name, part, str(margins))
+        (run.path.name, split, str(margins))
         for variant in variants
         for run in variant.runs
-        for part, margins in run.margins.items()
+        for split, margins in run.margins.items()
     ]

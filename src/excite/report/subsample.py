@@ -65,9 +65,9 @@ def grid(curves: Mapping[str, Series], max_columns: int = 240) -> Grid:
     z = np.full((len(curves), len(columns)), np.nan)
     for row, (steps, values) in enumerate(curves.values()):
         fine = np.isfinite(values)
-        place = np.searchsorted(every, steps[fine]) // width
-        counts = np.bincount(place, minlength=len(columns))
-        sums = np.bincount(place, weights=values[fine], minlength=len(columns))
+        cell = np.searchsorted(every, steps[fine]) // width
+        counts = np.bincount(cell, minlength=len(columns))
+        sums = np.bincount(cell, weights=values[fine], minlength=len(columns))
         z[row] = np.divide(sums, counts, out=np.full(len(columns), np.nan), where=counts > 0)
     return Grid(tuple(curves), columns, z)
 

@@ -102,8 +102,8 @@ class ByMargins:
         with load_run(job.folder) as run:
             try:
                 accuracy = run.read_json("summary")["accuracy"]
-                margins = {part: Margins.from_dict(run.read_json(artifact_name("inf", part))) for part in PARTS}
-                right = {part: float(accuracy[part]) for part in PARTS}
+                margins = {split: Margins.from_dict(run.read_json(artifact_name("inf", split))) for split in PARTS}
+                right = {split: float(accuracy[split]) for split in PARTS}
                 trace = radius_trace(run)
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
@@ -122,7 +122,7 @@ class ByMargins:
             "suspect_train": _share(train.suspect),  # points at which the search shows signs of failure
             "suspect_test": _share(test.suspect),
         }
-        flags = tuple(f"{part}: {flag}" for part in PARTS for flag in margins[part].flags)
+        flags = tuple(f"{split}: {flag}" for split in PARTS for flag in margins[split].flags)
         resamples = {} if self.splits else _resamples(train, test)
         by_chance = right["test"] < CHANCE
         return VariantResult(job.variant, job.seed, values, flags, by_chance, resamples, trace), margins
@@ -167,7 +167,7 @@ def radius_trace(run: Run) -> dict[str, list[float]]:
 
 def _resamples(train: Margins, test: Margins) -> dict[str, list[float]]:
     """Medians and gap of images drawn with replacement; the draws depend on nothing but the numbers of images."""
-    a, b = (part.values.numpy() for part in (train, test))
+    a, b = (margins.values.numpy() for margins in (train, test))
     drawn = list(zip(a[resample(len(a), RESAMPLES, 0)], b[resample(len(b), RESAMPLES, 1)]))
     return {
         "margin_train": [_median(train) for train, _ in drawn],

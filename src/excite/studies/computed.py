@@ -79,7 +79,7 @@ class StoredComputation:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def write(self, found: Outcome) -> None:
+    def write(self, outcome: Outcome) -> None:
         """Writes the result and the environment to the folder."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,9 +88,9 @@ class StoredComputation:
             self.folder / "result.json",
             {
                 "settings": dict(self.settings),
-                "values": dict(found.values),
-                "detail": found.detail,
-                "flags": found.flags,
+                "values": dict(outcome.values),
+                "detail": outcome.detail,
+                "flags": outcome.flags,
             },
         )
 
@@ -130,13 +130,13 @@ class JointComputation(StoredComputation):
 
     def run_jointly(self, others: Sequence[JointComputation], on_progress: ProgressCallback) -> None:
         """Computes this and other results at once and writes them."""
-        parts = [self, *others]
+        all_jobs = [self, *others]
         outcomes = self.compute(
-            [(part.settings, part.seed) for part in parts], self.device, _computing(parts, on_progress)
+            [(job.settings, job.seed) for job in all_jobs], self.device, _computing(all_jobs, on_progress)
         )
-        for part, found in zip(parts, outcomes, strict=True):
-            part.write(found)
-            on_progress(done(part.folder.name))
+        for job, outcome in zip(all_jobs, outcomes, strict=True):
+            job.write(outcome)
+            on_progress(done(job.folder.name))
 
 
 @dataclass(frozen=True)

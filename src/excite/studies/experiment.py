@@ -76,7 +76,7 @@ def experiment(
         return {"figure": (study.title, dot_figure(numbers, study.title, measures))}
 
     method = Computed(
-        _Call(function, tuple(measures)), {key: (words, "{:.4g}") for key, words in measures.items()}, draw,
+        _Call(function, tuple(measures)), {key: (label, "{:.4g}") for key, label in measures.items()}, draw,
         "One row per variant, one dot per seed; the bar is the mean.", "Means over seeds, and the range.",
     )  # fmt: skip
     return Study(

@@ -33,13 +33,13 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
     at = np.linspace(0, _widest(curves), 400)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    for axis, (part, words) in zip(axes, PARTS.items()):
+    for axis, (split, label) in zip(axes, PARTS.items()):
         for number, (variant, seeds) in enumerate(curves.items()):
-            fraction = 100 * np.stack([margins[part].within(at) for margins in seeds])  # (seeds, places)
+            fraction = 100 * np.stack([margins[split].within(at) for margins in seeds])  # (seeds, places)
             colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
             axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, linewidth=2, label=variant)
             axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
-        axis.set(title=words, xlabel="size ε of the perturbation (infinity norm)", xlim=(0, at[-1]), ylim=(0, 100))
+        axis.set(title=label, xlabel="size ε of the perturbation (infinity norm)", xlim=(0, at[-1]), ylim=(0, 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("% misclassified within ε\n(lower is more robust)")
     axes[1].legend(loc="lower right", framealpha=0.9)
@@ -82,12 +82,12 @@ def dot_figure(
     variants = list(dict.fromkeys(number.variant for number in numbers))
     figure = Figure(figsize=(max(6.0, 5.0 * len(panels)), 1.4 + 0.42 * len(variants)), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (name, words) in zip(axes, panels.items()):
+    for axis, (name, label) in zip(axes, panels.items()):
         for row, variant in enumerate(variants):
             values = [float(getattr(number, name)) for number in numbers if number.variant == variant]
             axis.plot(values, [row] * len(values), "o", color=COLOURS[2], alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)
-        axis.set(xlabel=words)
+        axis.set(xlabel=label)
         if from_zero:
             axis.set_xlim(0, None)
         axis.grid(axis="x", alpha=0.3)
@@ -125,23 +125,23 @@ def plain_ticks(axis: Axis, low: float, high: float) -> None:
         which(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "1246" else "")
 
 
-def save(figure: Figure, path: Path, *kinds: str) -> None:
+def save(figure: Figure, path: Path, *formats: str) -> None:
     """Write `path` with each of the endings; the same figure gives the same bytes."""
     import matplotlib
 
     with writing(path), matplotlib.rc_context({"svg.hashsalt": "excite"}):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for kind in kinds:
-            undated = {"Date": None} if kind == "svg" else {"Software": None}
-            figure.savefig(path.with_suffix(f".{kind}"), dpi=110, metadata=undated)
+        for format in formats:
+            undated = {"Date": None} if format == "svg" else {"Software": None}
+            figure.savefig(path.with_suffix(f".{format}"), dpi=110, metadata=undated)
 
 
 def _widest(curves: Curves) -> float:
     """Where the curves end: nine points of ten are misclassified in every variant, as far as they can be."""
     ends = [0.0]
     for seeds in curves.values():
-        for part in PARTS:
-            values = np.concatenate([np.asarray(margins[part].values) for margins in seeds])
+        for split in PARTS:
+            values = np.concatenate([np.asarray(margins[split].values) for margins in seeds])
             finite = np.sort(values[np.isfinite(values)])
             if len(finite):
                 ends.append(float(finite[min(int(0.9 * len(values)), len(finite) - 1)]))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def table(numbers: Sequence[VariantResult], columns: Mapping[str, tuple[str, str]]) -> list[list[str]]:
     """Headings, then one row per variant: means over seeds, with the range where there are several. Empty columns are left out."""
-    columns = {name: words for name, words in columns.items() if any(name in number.values for number in numbers)}
+    columns = {name: label for name, label in columns.items() if any(name in number.values for number in numbers)}
     rows = [["", *(heading for heading, _ in columns.values()), "trusted"]]
     for variant in dict.fromkeys(number.variant for number in numbers):
         runs = [number for number in numbers if number.variant == variant]

@@ -79,7 +79,7 @@ class StudyResult:
     @property
     def flags(self) -> list[str]:
         """Evidence against the margins, by variant; one line per kind of evidence."""
-        return sorted({f"{found.variant}, {flag}" for found in self.numbers for flag in found.flags})
+        return sorted({f"{result.variant}, {flag}" for result in self.numbers for flag in result.flags})
 
     def __str__(self) -> str:
         rows = table(self.numbers, self.study.method.columns)
@@ -236,10 +236,10 @@ def _take_over(jobs: list[Job], studies: Iterable[Path]) -> None:
     for job in jobs:
         if isinstance(job, TrainingJob) and not job.folder.exists():
             alike = (dataclasses.replace(job, folder=path) for path in others if path.name.endswith(f"-{job.seed}"))
-            found = next((other.folder for other in alike if other.finished()), None)
-            if found is not None:
+            folder = next((other.folder for other in alike if other.finished()), None)
+            if folder is not None:
                 with writing(job.folder):
-                    shutil.copytree(found, job.folder)
+                    shutil.copytree(folder, job.folder)
 
 
 def _earlier_seconds(folder: Path, jobs: int) -> float | None:
@@ -328,7 +328,7 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
         "figure": study.figure,
         "command": result.command,
         "verdicts": [verdict.plain() for verdict in result.verdicts],
-        "numbers": [found.plain() for found in result.numbers],
+        "numbers": [result.plain() for result in result.numbers],
         "settings": {"scale": scale.plain(), "seeds": result.seeds, "arms": settings},
         "versions": result.versions,
         "seconds": None if result.seconds is None else round(result.seconds, 1),
@@ -357,9 +357,9 @@ def _rounded(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _command(study: Study, scale: Scale, seeds: int, variants: str) -> str:
-    words = ["excite study run", shlex.quote(study.origin or study.name), "--scale", scale.name]
+    arguments = ["excite study run", shlex.quote(study.origin or study.name), "--scale", scale.name]
     if seeds != scale.seeds:
-        words += ["--seeds", str(seeds)]
+        arguments += ["--seeds", str(seeds)]
     if variants != _which(study, scale, None):
-        words += ["--variants", variants]
-    return " ".join(words)
+        arguments += ["--variants", variants]
+    return " ".join(arguments)

@@ -208,24 +208,26 @@ class Ladder:
     variants: tuple[str, ...]
     rung: str  # what distinguishes one from the next, in words
 
-    def each(self, text: str, source: str, name: str, words: str) -> Claim:
+    def each(self, text: str, source: str, name: str, description: str) -> Claim:
         """The number `name` grows from every variant to the next: rung by rung, each has to grow."""
 
         def effect(n: Mapping[str, VariantResult]) -> list[float]:
             logs = [math.log10(getattr(n[variant], name)) for variant in self.variants]
             return [after - before for before, after in pairwise(logs)]
 
-        measure = f"{words}, log10 of the smallest ratio of a {self.rung} to the next lower one"
+        measure = f"{description}, log10 of the smallest ratio of a {self.rung} to the next lower one"
         return Claim(text, source, measure, self.variants, effect, above=0.0)
 
-    def ends(self, text: str, source: str, name: str, words: str) -> Claim:
+    def ends(self, text: str, source: str, name: str, description: str) -> Claim:
         """The number `name` is larger in the last variant than in the first."""
         low, high = self.variants[0], self.variants[-1]
 
         def effect(n: Mapping[str, VariantResult]) -> float:
             return math.log10(getattr(n[high], name) / getattr(n[low], name))
 
-        return Claim(text, source, f"{words}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0)
+        return Claim(
+            text, source, f"{description}, log10 of the ratio of {high} to {low}", (low, high), effect, above=0.0
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

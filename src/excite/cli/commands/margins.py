@@ -68,9 +68,9 @@ def margins(
     try:
         saved = load_saved(checkpoint, model, options, data, normalize, bounds, trust)
     except NoWeights as error:
-        if (layers, relative, certify, points) != (None, False, None, None) or not (kept := _kept(checkpoint, norm)):
+        if (layers, relative, certify, points) != (None, False, None, None) or not (stored := _kept(checkpoint, norm)):
             raise
-        _print_margins(kept, checkpoint, figure, measurable=False)
+        _print_margins(stored, checkpoint, figure, measurable=False)
         print_line(f"measured at the end of the training; to measure more: {error}")
         return
     reason = why_not_stored(saved)
@@ -98,8 +98,8 @@ def _kept(run: Path, norm: str) -> dict[str, Margins]:
 
 def _print_margins(results: dict[str, Margins], run: Path, figure: Path | None, measurable: bool = True) -> None:
     print_verdict(results, str(run), measurable)
-    for part, result in results.items():
-        console.print(f"\n{_label(part)}", style="bold")
+    for split, result in results.items():
+        console.print(f"\n{_label(split)}", style="bold")
         print_line(result)
         if result.layers == "input":
             print_line(_unit_line(result))
@@ -130,8 +130,8 @@ def _unit_line(result: Margins) -> str:
     return f"unit: {what}; median: {describe(result.median, result.norm, result.unit)}"
 
 
-def _label(part: str) -> str:
-    return f"{'training' if part == 'train' else part} data"
+def _label(split: str) -> str:
+    return f"{'training' if split == 'train' else split} data"
 
 
 def _save_figure(results: dict[str, Margins], path: Path) -> None:
@@ -143,8 +143,8 @@ def _save_figure(results: dict[str, Margins], path: Path) -> None:
     from excite._core.files import writing
 
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for part, result in results.items():
-        result.plot(ax=axes, label=_label(part))
+    for split, result in results.items():
+        result.plot(ax=axes, label=_label(split))
     axes.legend()
     with writing(path):
         figure.savefig(path, dpi=150)

@@ -44,11 +44,11 @@ def study_list(
     from excite.studies.find import all_studies
     from excite.studies.overview import list_lines
 
-    studies, broken = all_studies()
-    height = console.height - len(broken) if console.is_terminal and not every else None
+    studies, failed = all_studies()
+    height = console.height - len(failed) if console.is_terminal and not every else None
     for line in list_lines(studies.values(), console.width, height, paper):
         print_line(line)
-    for name, reason in broken.items():
+    for name, reason in failed.items():
         print_line(f"not listed: {name}: {reason}")
 
 

@@ -45,7 +45,7 @@ def trace(
 
 def _parse_shape(text: str) -> tuple[int, ...]:
     try:
-        sizes = tuple(int(part) for part in text.replace("×", "x").replace(",", "x").lower().split("x"))
+        sizes = tuple(int(size) for size in text.replace("×", "x").replace(",", "x").lower().split("x"))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:

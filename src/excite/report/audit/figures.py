@@ -39,10 +39,10 @@ def lipschitz_constants(constants: LipschitzConstants, bounds: Mapping[str, floa
         lines["guaranteed for all inputs"] = constants.guaranteed
     smallest = min(float(v[v > 0].min(initial=np.inf)) for v in constants.local.values())
     drawn = []
-    for i, (part, values) in enumerate(constants.local.items()):
+    for i, (split, values) in enumerate(constants.local.items()):
         ordered = np.sort(values)
         drawn.append(
-            series(f"{PART[part]} points", ordered, np.arange(1, len(ordered) + 1) / len(ordered), i, step=True)
+            series(f"{PART[split]} points", ordered, np.arange(1, len(ordered) + 1) / len(ordered), i, step=True)
         )
     drawn += [
         vertical(f"{name}: {number(value)}", value, 0, 1, i + 2, 1) for i, (name, value) in enumerate(lines.items())
@@ -60,10 +60,10 @@ def margin_curves(margins: Mapping[str, Margins], norm: str) -> Chart:
     """Fraction of points misclassified within ε; dashed, the certified upper bound on it."""
     widest = largest([np.asarray(m.values) for m in margins.values()])
     lines = []
-    for i, (part, measured) in enumerate(margins.items()):
-        lines.append(series(f"{PART[part]} points", *curve(np.asarray(measured.values), widest), i, step=True))
+    for i, (split, measured) in enumerate(margins.items()):
+        lines.append(series(f"{PART[split]} points", *curve(np.asarray(measured.values), widest), i, step=True))
         if measured.certified is not None:
             safe = np.asarray(measured.certified)
             x, y = curve(np.where(safe <= widest, safe, np.inf), widest)
-            lines.append(series(f"{PART[part]} points, certified upper bound", x, y, i, step=True, dash=1, width=1.2))
+            lines.append(series(f"{PART[split]} points, certified upper bound", x, y, i, step=True, dash=1, width=1.2))
     return misclassified(f"perturbation size ε ({norm}-norm)", widest, lines)

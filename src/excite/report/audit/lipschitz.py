@@ -31,9 +31,9 @@ class LipschitzConstants:
     guaranteed: float | None
     why: str
 
-    def median(self, part: str) -> float:
+    def median(self, split: str) -> float:
         """Median local constant of a part."""
-        return float(np.median(self.local[part]))
+        return float(np.median(self.local[split]))
 
     @property
     def largest(self) -> float:
@@ -41,13 +41,13 @@ class LipschitzConstants:
         return float(max(values.max() for values in self.local.values()))
 
 
-def lipschitz_constants(model: nn.Module, parts: Mapping[str, Tensor], norm: str) -> LipschitzConstants:
+def lipschitz_constants(model: nn.Module, points: Mapping[str, Tensor], norm: str) -> LipschitzConstants:
     """Measures local constants at the points of each part and bounds the global one."""
-    first = next(iter(parts.values()))
+    first = next(iter(points.values()))
     if not first.is_floating_point():
         return LipschitzConstants(norm, {}, None, f"the inputs are {first.dtype}, which have no derivative")
     try:
-        local_constants = {part: _local(model, x, norm) for part, x in parts.items()}
+        local_constants = {split: _local(model, x, norm) for split, x in points.items()}
     except ExciteError as error:
         return LipschitzConstants(norm, {}, None, str(error))
     try:
@@ -58,4 +58,4 @@ def lipschitz_constants(model: nn.Module, parts: Mapping[str, Tensor], norm: str
 
 
 def _local(model: nn.Module, x: Tensor, norm: str) -> npt.NDArray[np.float64]:
-    return np.concatenate([local(model, part, norm).double().cpu().numpy() for part in x.split(_BATCH)])
+    return np.concatenate([local(model, batch, norm).double().cpu().numpy() for batch in x.split(_BATCH)])

@@ -114,21 +114,21 @@ def _bound_lines(theorem_result: TheoremResult) -> list[str]:
 def count_assumptions(assumptions: tuple[Assumption, ...]) -> str:
     """As in "3 held, 1 failed"."""
     counts = [(IS[state], sum(1 for a in assumptions if a.held is state)) for state in (True, False, None)]
-    return ", ".join(f"{n} {word}" for word, n in counts if n) or "none"
+    return ", ".join(f"{n} {outcome}" for outcome, n in counts if n) or "none"
 
 
 def _richness(audit: Audit) -> str:
-    shares = {layer.layer: float(layer.covariance.effective_rank) / layer.width for layer in audit.layers}
-    poorest = audit.layers[min(shares, key=lambda name: shares[name])]
+    fractions = {layer.layer: float(layer.covariance.effective_rank) / layer.width for layer in audit.layers}
+    poorest = audit.layers[min(fractions, key=lambda name: fractions[name])]
     c = poorest.covariance
     poor = (
         " Its weights along the other directions receive hardly any training signal."
-        if shares[poorest.layer] < 0.5
+        if fractions[poorest.layer] < 0.5
         else ""
     )
     return (
         f"Layer {poorest.layer} has the lowest effective rank for its width: {c.effective_rank:.1f} of "
-        f"{poorest.width} ({shares[poorest.layer]:.0%}).{poor}"
+        f"{poorest.width} ({fractions[poorest.layer]:.0%}).{poor}"
     )
 
 
@@ -160,13 +160,13 @@ def _stability(audit: Audit) -> list[str]:
         return []
     terms = result[0].bound.terms
     top, limit = terms["sharpness"], terms["limit"]
-    held = result[0].bound.assumptions[0].held
-    if held is False:
+    holds = result[0].bound.assumptions[0].held
+    if holds is False:
         return [
             f"The sharpness of the loss is {top / limit:.2g} times what the step size allows ({number(top)} against "
             f"{number(limit)}): gradient descent on all points with this step size would not stay here, so theorems that assume it do not apply."
         ]
-    if held is None:
+    if holds is None:
         return [
             f"Whether the step size allows the sharpness of the loss is undecided: {result[0].bound.assumptions[0].detail}."
         ]
@@ -219,12 +219,12 @@ def _lipschitz(audit: Audit) -> str:
 
 def _margins(audit: Audit) -> list[str]:
     sentences = [] if audit.margins else [f"Margins were not measured: {audit.margins_why}."]
-    for norm, parts in audit.margins.items():
-        medians = ", ".join(f"{PART[part]} {number(m.median)}" for part, m in parts.items())
+    for norm, by_split in audit.margins.items():
+        medians = ", ".join(f"{PART[split]} {number(m.median)}" for split, m in by_split.items())
         doubt = ""
-        if any(m.flags for m in parts.values()):
+        if any(m.flags for m in by_split.values()):
             doubt = " The search shows signs of failure: true margins may be smaller."
-        elif any(m.evidence is None for m in parts.values()):
+        elif any(m.evidence is None for m in by_split.values()):
             doubt = " The search was not verified."
         sentences.append(f"Median margin in the {norm}-norm: {medians}.{doubt}")
     return sentences

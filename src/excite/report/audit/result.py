@@ -96,7 +96,7 @@ class Audit:
             "model": self.model,
             "outputs": self.outputs,
             "data": self.data,
-            "points": {part: list(pair) for part, pair in self.points.items()},
+            "points": {split: list(pair) for split, pair in self.points.items()},
             "accuracy": dict(self.accuracy),
             "verdict": self.headline.to_dict(),
             "sentences": self.sentences,
@@ -112,7 +112,9 @@ class Audit:
                 }
                 for constants in self.lipschitz
             },
-            "margins": {n: {part: m.to_dict() for part, m in parts.items()} for n, parts in self.margins.items()},
+            "margins": {
+                n: {split: m.to_dict() for split, m in by_split.items()} for n, by_split in self.margins.items()
+            },
             "margins_why": self.margins_why,
         }
 

@@ -118,8 +118,8 @@ def _measure(
     report: Progress,
 ) -> Audit:
     """All measurements of an audit, from arguments that were checked."""
-    parts, outputs = _parts(saved, points)
-    x, y = parts["train"]
+    by_split, outputs = _parts(saved, points)
+    x, y = by_split["train"]
     report("layers and units", STAGES["layers and units"], 100)
     layers = richness(saved.model, x, units=units)
     report("theorems", STAGES["theorems"], 100)
@@ -127,7 +127,7 @@ def _measure(
     target = AuditTarget(saved.model, x, y, len(saved.data.x_train), classes, setup, saved.threshold)
     theorems, not_applicable = apply_theorems(target)
     report("steepness", STAGES["steepness"], 100)
-    inputs = {part: pair[0] for part, pair in parts.items()}
+    inputs = {split: pair[0] for split, pair in by_split.items()}
     constants = tuple(lipschitz_constants(saved.model, inputs, norm) for norm in NORMS)
     measured, margins_why = _margins(saved, min(points, margin_points), with_margins, report)
     report("margins", 100, 100)
@@ -137,8 +137,8 @@ def _measure(
         model=f"{type(saved.model).__name__} with {sum(p.numel() for p in saved.model.parameters())} parameters",
         outputs=outputs,
         data=repr(saved.data).removeprefix("Dataset(").removesuffix(")"),
-        points={part: (len(pair[0]), len(getattr(saved.data, f"x_{part}"))) for part, pair in parts.items()},
-        accuracy=_accuracies(saved, parts),
+        points={split: (len(pair[0]), len(getattr(saved.data, f"x_{split}"))) for split, pair in by_split.items()},
+        accuracy=_accuracies(saved, by_split),
         layers=layers,
         units_measured=units,
         training_conditions=setup.conditions,
@@ -203,28 +203,28 @@ def _setup(loss: AuditLoss | None, descent: Descent | None) -> TrainingSetup:
 
 def _parts(saved: SavedModel, max_points: int) -> tuple[dict[str, tuple[Tensor, Tensor]], int]:
     """(points, labels) of each part that has any, checked, and the number of the model's outputs."""
-    every = {part: saved.points(part, max_points) for part in PARTS}
-    parts = {part: pair for part, pair in every.items() if len(pair[0])}
-    if "train" not in parts:
+    every = {split: saved.points(split, max_points) for split in PARTS}
+    by_split = {split: pair for split, pair in every.items() if len(pair[0])}
+    if "train" not in by_split:
         raise InputError("expected at least one training point; got none")
-    for part, (inputs, labels) in parts.items():
-        check_finite(inputs, f"{part} points")
-        check_finite(labels, f"{part} labels")
-    outputs = _outputs(saved.model, parts["train"][0])
-    largest = max(int(labels.max()) for _, labels in parts.values()) if saved.data.classes else 0
+    for split, (inputs, labels) in by_split.items():
+        check_finite(inputs, f"{split} points")
+        check_finite(labels, f"{split} labels")
+    outputs = _outputs(saved.model, by_split["train"][0])
+    largest = max(int(labels.max()) for _, labels in by_split.values()) if saved.data.classes else 0
     if largest >= max(2, outputs + 1):
         raise InputError(
             f"data: expected labels below the number of classes; got {largest} for a model with {outputs} outputs"
         )
-    return parts, outputs
+    return by_split, outputs
 
 
-def _accuracies(saved: SavedModel, parts: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-    y = parts["train"][1]
+def _accuracies(saved: SavedModel, by_split: dict[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    y = by_split["train"][1]
     if not saved.data.classes or y.numel() != len(y):
         return {}
     decide = decisions(saved.model, saved.threshold)
-    return {part: accuracy(saved.model, decide, *pair) for part, pair in parts.items()}
+    return {split: accuracy(saved.model, decide, *pair) for split, pair in by_split.items()}
 
 
 def _dataset(data: Any, test: Any = None) -> Dataset:
@@ -244,9 +244,9 @@ def _dataset(data: Any, test: Any = None) -> Dataset:
 
 def _points(pair: Any, name: str) -> tuple[Tensor, Tensor]:
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
-        kinds = "a Dataset or tensors (x, y)" if name == "data" else "tensors (x, y)"
-        raise InputError(f"{name}: expected {kinds}; got {shown(pair)}")
-    x, y = (check_dense(part, name) for part in pair)
+        expected = "a Dataset or tensors (x, y)" if name == "data" else "tensors (x, y)"
+        raise InputError(f"{name}: expected {expected}; got {shown(pair)}")
+    x, y = (check_dense(tensor, name) for tensor in pair)
     if not x.dim() or not y.dim() or not len(x) or len(x) != len(y):
         raise InputError(
             f"{name}: expected a label for each point, at least one; got {tuple(x.shape)} and {tuple(y.shape)}"
@@ -296,12 +296,12 @@ def _margins(
         return {}, f"the inputs are {saved.data.x_train.dtype}, such as token ids, which cannot be perturbed slightly"
     measured: dict[str, dict[str, Margins]] = {}
     from_run = False
-    searches = [(norm, part) for norm in NORMS for part in PARTS]
-    images = [x for part in PARTS if len(x := saved.points(part)[0])]
+    searches = [(norm, split) for norm in NORMS for split in PARTS]
+    images = [x for split in PARTS if len(x := saved.points(split)[0])]
     unit = unit_of(images[0], pixel_range(images)) if images else None  # for the words: the search has no bounds then
-    for i, (norm, part) in enumerate(searches):
-        x, y = saved.points(part, max_points)
-        result = _stored(saved, norm, part)
+    for i, (norm, split) in enumerate(searches):
+        x, y = saved.points(split, max_points)
+        result = _stored(saved, norm, split)
         from_run = from_run or result is not None
 
         def searched(done: int, total: int, i: int = i) -> None:
@@ -322,15 +322,15 @@ def _margins(
             except ExciteError as error:
                 return {}, str(error)
         if result is not None:
-            measured.setdefault(norm, {})[part] = result if result.unit is not None else replace(result, unit=unit)
+            measured.setdefault(norm, {})[split] = result if result.unit is not None else replace(result, unit=unit)
     return measured, "some were measured before and are stored in the run" if from_run else ""
 
 
-def _stored(saved: SavedModel, norm: str, part: str) -> Margins | None:
+def _stored(saved: SavedModel, norm: str, split: str) -> Margins | None:
     """Margins among the run's artifacts, if they are of this checkpoint."""
     if saved.run is None or saved.step < 0 or saved.data_from != "run":
         return None
-    path = saved.run / "artifacts" / f"{artifact_name(norm, part)}.json"
+    path = saved.run / "artifacts" / f"{artifact_name(norm, split)}.json"
     if not path.is_file():
         return None
     try:

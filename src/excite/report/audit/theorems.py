@@ -53,8 +53,8 @@ def stability(target: AuditTarget) -> list[TheoremResult]:
 
     with eval_mode(target.model):
         result = bounds.descent_stability(target.model, loss, descent)
-    part = "" if target.complete else f", of the loss on {len(target.x)} of {target.total} training points"
-    return [TheoremResult(result, result.terms["sharpness"], f"by Lanczos{part}")]
+    scope = "" if target.complete else f", of the loss on {len(target.x)} of {target.total} training points"
+    return [TheoremResult(result, result.terms["sharpness"], f"by Lanczos{scope}")]
 
 
 def squared_two_layers(target: AuditTarget) -> list[TheoremResult]:
@@ -109,8 +109,8 @@ def cross_entropy_two_layers(target: AuditTarget) -> list[TheoremResult]:
     result = bounds.directional_lipschitz(V, V.new_zeros(len(V)) if b is None else b, w, target.x.flatten(1), target.y)
     h = network.signals(target.x.double().flatten(1))[1]
     smallest = float(((2 * target.y.double() - 1) * (h @ w)).min())
-    steepest = float((((h > 0) * w) @ V).norm(dim=1).max())
-    return [TheoremResult(result, steepest / smallest if smallest > 0 else None, "the steepest training point")]
+    max_gradient = float((((h > 0) * w) @ V).norm(dim=1).max())
+    return [TheoremResult(result, max_gradient / smallest if smallest > 0 else None, "the steepest training point")]
 
 
 def linear_rank(target: AuditTarget) -> list[TheoremResult]:
@@ -124,8 +124,8 @@ def linear_rank(target: AuditTarget) -> list[TheoremResult]:
     result = []
     if setup.loss == "cross-entropy":
         bound = bounds.cross_entropy_rank(weights, x, y)
-        shares = [s / f for s, f in zip(bound.terms["second"], bound.terms["first"])]
-        result.append(TheoremResult(bound, max(shares), how))
+        ratios = [s / f for s, f in zip(bound.terms["second"], bound.terms["first"])]
+        result.append(TheoremResult(bound, max(ratios), how))
     if setup.decay > 0:
 
         def total(z: Tensor, labels: Tensor) -> Tensor:

@@ -143,10 +143,10 @@ class Runs:
             with self.reading(name):
                 path = self.path(name)
                 status, reason = read_status(path, self._real)
-                seen = read_overview(path, NAMES, SPARKS, self._real, ROW_SECONDS, _READERS.assign())
+                metrics = read_overview(path, NAMES, SPARKS, self._real, ROW_SECONDS, _READERS.assign())
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
-                    seen = overview(self.follower(name), NAMES, SPARKS)
-                row = self._shown(name, status, reason, seen)
+                    metrics = overview(self.follower(name), NAMES, SPARKS)
+                row = self._shown(name, status, reason, metrics)
         except ExciteError as error:
             row = RunRow(name, "unreadable", self.within(error))
             self._log(name, str(row.reason))
@@ -156,21 +156,21 @@ class Runs:
             self._rows[name] = before if settled else None, row
         return row
 
-    def _shown(self, name: str, status: str, reason: str | None, seen: Overview) -> RunRow:
+    def _shown(self, name: str, status: str, reason: str | None, metrics: Overview) -> RunRow:
         """The row of a run with these last values; margins that were stored at the end are read from its folder."""
-        status, reason = standing(status, reason, seen.loss_first, seen.loss_last, seen.broken_at)
+        status, reason = standing(status, reason, metrics.loss_first, metrics.loss_last, metrics.broken_at)
         outcome = stored_outcome(self.path(name), self._real)
         if not outcome.medians:
-            latest = from_latest(seen.latest)
+            latest = from_latest(metrics.latest)
             outcome = replace(latest, accuracy={**latest.accuracy, **outcome.accuracy})
             if latest.margin is not None:
                 with suppress(ExciteError):  # the page of the run says what is wrong
                     outcome = replace(outcome, unit=stored_unit(self.path(name), self._real))
         if status == "diverged":  # what was measured before says nothing
             outcome = RunOutcome()
-        groups = len(group_keys(seen.alerts))
-        loss = seen.latest.get("loss/step")
-        return RunRow(name, status, reason, seen.step, loss, seen.updated, outcome, groups, seen.spark)
+        groups = len(group_keys(metrics.alerts))
+        loss = metrics.latest.get("loss/step")
+        return RunRow(name, status, reason, metrics.step, loss, metrics.updated, outcome, groups, metrics.spark)
 
     def overviews(self, names: list[str]) -> dict[Path, Overview]:
         """The last values of runs, by their folder."""
@@ -181,11 +181,11 @@ class Runs:
         stamps: list[tuple[int, int, int, int, int] | None] = []
         for file in _STAMPED:
             try:
-                seen = os.lstat(f"{self._real}/{name}/{file}")
+                info = os.lstat(f"{self._real}/{name}/{file}")
             except (OSError, ValueError):
                 stamps.append(None)
             else:
-                stamps.append((seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_mode))
+                stamps.append((info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino, info.st_mode))
         return tuple(stamps)
 
     @contextmanager
@@ -214,11 +214,11 @@ class Runs:
 
     def path(self, name: str) -> Path:
         """The folder of the run called `name`; anything that is not a run below the root is refused."""
-        parts = PurePosixPath(name).parts
+        names = PurePosixPath(name).parts
         plain = 0 < len(name) <= _MAX_NAME and name.isprintable() and "\\" not in name
-        if not plain or name.startswith("/") or ".." in parts or any(part.startswith(".") for part in parts):
+        if not plain or name.startswith("/") or ".." in names or any(name.startswith(".") for name in names):
             raise NotFound("there is no such run")
-        path = self._real.joinpath(*parts)
+        path = self._real.joinpath(*names)
         try:
             # Links may lead anywhere: neither the run nor what is read of it may be one.
             linked = path.resolve() != path or any((path / file).is_symlink() for file in _FILES)

@@ -38,8 +38,8 @@ class Comparison:
         interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, resampling {what}"
         if not self.decided:
             return f"{where}: undecided. The gap differs by {_signed(self.difference)} ({interval})."
-        word = "smaller" if self.difference < 0 else "larger"
-        return f"{where}: the gap is {word}, by {abs(self.difference):.3f} ({interval})."
+        direction = "smaller" if self.difference < 0 else "larger"
+        return f"{where}: the gap is {direction}, by {abs(self.difference):.3f} ({interval})."
 
 
 def compare(variant: VariantRuns, against: VariantRuns, resamples: int = 1000, seed: int = 0) -> Comparison | None:
@@ -83,8 +83,8 @@ class _Resampled:
         return self._gap([tuple(p[rng.integers(len(p), size=len(p))] for p in self.places[r]) for r in chosen])
 
     def _gap(self, places: Sequence[tuple[npt.NDArray[np.int64], ...]]) -> float:
-        train, test = (np.concatenate(part) for part in zip(*places))
-        return ks_distance(*(frequencies(part, self.size) for part in (train, test)))
+        train, test = (np.concatenate(values) for values in zip(*places))
+        return ks_distance(*(frequencies(values, self.size) for values in (train, test)))
 
 
 def verdict(variants: Sequence[VariantRuns]) -> list[str]:
@@ -94,7 +94,7 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
     if measured:
         listed = ", ".join(f"{name} {gap:.3f}" for name, gap in sorted(measured.items(), key=lambda item: item[1]))
         floor = max(
-            chance_gap(*(sum(map(len, part)) for part in zip(*variant.pairs().values())))
+            chance_gap(*(sum(map(len, group)) for group in zip(*variant.pairs().values())))
             for variant in variants
             if variant.pairs()
         )
@@ -105,8 +105,8 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
         )
     compared = [variant for variant in variants if variant.pairs()]
     for i, variant in enumerate(compared):
-        others = {0, i - 1} if i else set()
-        sentences += [str(result) for j in sorted(others) if (result := compare(variant, compared[j])) is not None]
+        references = {0, i - 1} if i else set()
+        sentences += [str(result) for j in sorted(references) if (result := compare(variant, compared[j])) is not None]
     sentences += [sentence for variant in variants for sentence in _warnings(variant)]
     if not measured:
         sentences.append("No margins were measured in these runs.")
@@ -132,8 +132,8 @@ def _warnings(variant: VariantRuns) -> list[str]:
         )
     if any(m.evidence is None for m in margins):
         result.append(f"{variant.name}: margins were measured without evidence that the search converged.")
-    broken = [run for run in variant.runs if run.status == "failed"]
-    result += [f"{variant.name}: the run {run.path.name} failed: {run.reason}." for run in broken]
+    failed = [run for run in variant.runs if run.status == "failed"]
+    result += [f"{variant.name}: the run {run.path.name} failed: {run.reason}." for run in failed]
     return result
 
 

@@ -16,16 +16,16 @@ from excite.runs.reader import Overview
 
 
 def first_line(
-    variants: Sequence[VariantRuns], found: Mapping[Path, Overview], worst: Finding | None = None
+    variants: Sequence[VariantRuns], overviews: Mapping[Path, Overview], worst: Finding | None = None
 ) -> tuple[Headline, list[RunOutcome]]:
     """The first line about the runs of a page, and what each variant achieved.
 
     Args:
         variants: The runs, by variant.
-        found: The last values of each run, by its path.
+        overviews: The last values of each run, by its path.
         worst: The most important finding about the run, if there is one run.
     """
-    outcomes = [outcome_of(variant, found) for variant in variants]
+    outcomes = [outcome_of(variant, overviews) for variant in variants]
     paths = [str(run.path) for variant in variants for run in variant.runs]
     return headline(outcomes, worst, paths[0] if len(paths) == 1 else "RUN"), outcomes
 

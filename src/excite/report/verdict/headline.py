@@ -74,17 +74,17 @@ def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
         )
     if not outcome.medians:
         return _unmeasured(outcome, worst, name)
-    kind, robust = _robustness(outcome)
+    category, robust = _robustness(outcome)
     agrees, gap = _gap(outcome)
     sure = _certainty(outcome)
     doubtful = outcome.verified is False or (outcome.points and min(outcome.points.values()) < MIN_POINTS)
-    if kind in ("good", "note") and (agrees is False or doubtful):
-        kind = "warning"
+    if category in ("good", "note") and (agrees is False or doubtful):
+        category = "warning"
     if not outcome.final:
         robust = f"So far{f', at step {outcome.step:,}' if outcome.step else ''}: {robust[0].lower()}{robust[1:]}"
     text = f"{robust}; {gap}. {sure}" if gap else f"{robust}. {sure}"
-    action, page = _action(outcome, kind, agrees, name)
-    return Headline(kind, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
+    action, page = _action(outcome, category, agrees, name)
+    return Headline(category, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
 
 
 def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
@@ -112,10 +112,10 @@ def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headli
 
 def _robustness(outcome: RunOutcome) -> tuple[Kind, str]:
     """How robust, by the median margin on test data, or on the only data that was measured."""
-    part = next(part for part in ("test", "train", "batch") if part in outcome.medians)
-    where = {"test": "test data", "train": "training data", "batch": "a fixed batch of training data"}[part]
-    value = outcome.medians[part].value
-    accuracy = outcome.accuracy.get(part)
+    split = next(split for split in ("test", "train", "batch") if split in outcome.medians)
+    where = {"test": "test data", "train": "training data", "batch": "a fixed batch of training data"}[split]
+    value = outcome.medians[split].value
+    accuracy = outcome.accuracy.get(split)
     if value == 0:
         wrong = "more than half" if accuracy is None else f"{1 - accuracy:.0%}"
         return "bad", f"Not accurate: {wrong} of the {where} is misclassified, so that the median margin is 0"
@@ -155,7 +155,7 @@ def _gap(outcome: RunOutcome) -> tuple[bool | None, str]:
                 False,
                 f"training {over} it: {train:.0%} of training and {test:.0%} of test decisions change within {size} {measured}",
             )
-        train, test = (outcome.medians[part].value for part in ("train", "test"))
+        train, test = (outcome.medians[split].value for split in ("train", "test"))
         over = "overstates" if train > test else "understates"
         return False, f"training {over} it, {short(train, outcome.norm, outcome.unit)} on training data {measured}"
     if gap.high <= EXCLUDED:
@@ -168,9 +168,9 @@ def _gap(outcome: RunOutcome) -> tuple[bool | None, str]:
 
 def _certainty(outcome: RunOutcome) -> str:
     counts = [
-        f"{outcome.points[part]:,} {word}"
-        for part, word in (("train", "training"), ("test", "test"))
-        if part in outcome.points
+        f"{outcome.points[split]:,} {data_name}"
+        for split, data_name in (("train", "training"), ("test", "test"))
+        if split in outcome.points
     ]
     measured = f"Measured on {' and '.join(counts)} points" if counts else "Measured"
     if outcome.flags:
@@ -185,12 +185,12 @@ def _certainty(outcome: RunOutcome) -> str:
     )
 
 
-def _action(outcome: RunOutcome, kind: Kind, agrees: bool | None, name: str) -> tuple[str, str]:
+def _action(outcome: RunOutcome, category: Kind, agrees: bool | None, name: str) -> tuple[str, str]:
     """One action, and the section of the documentation on it: the first of these that applies."""
     command = f"excite margins {name}" if outcome.measurable else "excite.margins(model, x, y)"
-    if kind == "bad" and (outcome.medians.get("test") or next(iter(outcome.medians.values()))).value == 0:
+    if category == "bad" and (outcome.medians.get("test") or next(iter(outcome.medians.values()))).value == 0:
         return "Train longer, or find out why it does not learn, before looking at margins.", "margins.md"
-    if kind == "bad" and outcome.classes and outcome.accuracy.get("test", 1.0) < hardly(outcome.classes):
+    if category == "bad" and outcome.classes and outcome.accuracy.get("test", 1.0) < hardly(outcome.classes):
         return "Find out why it does not learn before looking at margins.", "margins.md"
     if outcome.verified is False or math.isinf(outcome.margin or 0.0):
         steps = (
@@ -206,13 +206,13 @@ def _action(outcome: RunOutcome, kind: Kind, agrees: bool | None, name: str) -> 
     if (outcome.points and min(outcome.points.values()) < MIN_POINTS) or agrees is None:
         points = f"{command} --points 500" if outcome.measurable else "500 points of training and of test data"
         return f"Measure more points: {points}.", "margins.md#comparing-curves"
-    if kind == "bad":
+    if category == "bad":
         return "Train with perturbations: persistent excitation or adversarial training.", "excitation.md"
     if agrees is False:
         return "Choose models by test margins; excitation of the layers makes the gap smaller.", "excitation.md"
     if outcome.verified is None:
         return f"Verify the search: {command}.", "margins.md#reliability-of-the-search"
-    if kind == "good":
+    if category == "good":
         return (
             f"Try another norm: {command} --norm 2." if outcome.measurable else "Try another norm: norm='2'.",
             "margins.md",
@@ -223,7 +223,7 @@ def _action(outcome: RunOutcome, kind: Kind, agrees: bool | None, name: str) -> 
 def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
     rows = rank(outcomes)
     diverged = [row.outcome.label for row in rows if row.outcome.status == "diverged"]
-    lost = f" Diverged: {', '.join(diverged)}." if diverged else ""
+    diverged_text = f" Diverged: {', '.join(diverged)}." if diverged else ""
     measured = [row for row in rows if row.outcome.margin is not None and row.outcome.status != "diverged"]
     if len(diverged) == len(rows):
         return Headline(
@@ -236,28 +236,28 @@ def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
             if any(outcome.measurable for outcome in outcomes)
             else "excite.watch(train=, test=)"
         )
-        kind: Kind = "warning" if diverged else "note"
-        text = f"Robustness was not measured in these {len(rows)} runs.{lost}"
-        return Headline(kind, text, f"Measure it: {how}.", "", docs_url("margins.md"))
+        category: Kind = "warning" if diverged else "note"
+        text = f"Robustness was not measured in these {len(rows)} runs.{diverged_text}"
+        return Headline(category, text, f"Measure it: {how}.", "", docs_url("margins.md"))
     if not any(row.outcome.margin for row in measured):
-        return _inaccurate(measured, len(rows), lost)
+        return _inaccurate(measured, len(rows), diverged_text)
     return Headline(
         "warning" if diverged else "note",
-        f"{_order(measured, len(rows))}{lost}",
+        f"{_order(measured, len(rows))}{diverged_text}",
         _next(measured),
         _CHART if measured[0].outcome.final else _PANEL,
         docs_url("serve.md#comparing-runs"),
     )
 
 
-def _inaccurate(rows: Sequence[Ranked], total: int, lost: str) -> Headline:
+def _inaccurate(rows: Sequence[Ranked], total: int, diverged_text: str) -> Headline:
     """All that was measured misclassifies half of the test data or more."""
     best = rows[0].outcome
     accurate = f"; the most accurate is {best.label}, {best.accuracy['test']:.0%}" if "test" in best.accuracy else ""
     return Headline(
         "bad",
         f"Not accurate: {'each' if len(rows) == total else len(rows)} of {total} runs misclassifies half of the test data or more, so that "
-        f"the median margins are 0{accurate}.{lost}",
+        f"the median margins are 0{accurate}.{diverged_text}",
         "Train longer, or find out why they do not learn, before comparing margins.",
         _CHART if best.final else _PANEL,
         docs_url("serve.md#comparing-runs"),

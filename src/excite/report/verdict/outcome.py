@@ -114,20 +114,20 @@ def from_margins(
     Returns:
         The outcome.
     """
-    by_part = {
-        part: [margins_of_run] if isinstance(margins_of_run, Margins) else list(margins_of_run)
-        for part, margins_of_run in margins.items()
+    by_split = {
+        split: [margins_of_run] if isinstance(margins_of_run, Margins) else list(margins_of_run)
+        for split, margins_of_run in margins.items()
     }
-    by_part = {part: result for part, result in by_part.items() if result}
+    by_split = {split: result for split, result in by_split.items() if result}
     values = {
-        part: [np.asarray(margins_of_run.values, dtype=np.float64) for margins_of_run in result]
-        for part, result in by_part.items()
+        split: [np.asarray(margins_of_run.values, dtype=np.float64) for margins_of_run in result]
+        for split, result in by_split.items()
     }
-    every = [margins_of_run for result in by_part.values() for margins_of_run in result]
+    every = [margins_of_run for result in by_split.values() for margins_of_run in result]
     if not every:
         return RunOutcome(accuracy=dict(accuracy or {}), **more)
-    pooled = {part: np.concatenate(value) for part, value in values.items()}
-    points = {part: min(map(len, value)) for part, value in values.items()}  # runs share their data: of one run
+    pooled = {split: np.concatenate(value) for split, value in values.items()}
+    points = {split: min(map(len, value)) for split, value in values.items()}  # runs share their data: of one run
     gap = chance = widest = None
     if {"train", "test"} <= pooled.keys():
         at, low, high = widest_gap(pooled["train"], pooled["test"])
@@ -135,9 +135,9 @@ def from_margins(
         chance = chance_level(points["train"], points["test"])
         gap = gap_interval(high - low, chance)
     flags = tuple(dict.fromkeys(flag for margins_of_run in every for flag in margins_of_run.flags))
-    known = {part: float((result > 0).mean()) for part, result in pooled.items()} | dict(accuracy or {})
+    known = {split: float((result > 0).mean()) for split, result in pooled.items()} | dict(accuracy or {})
     return RunOutcome(
-        medians={part: median_of(value) for part, value in values.items()}, points=points, accuracy=known, gap=gap,
+        medians={split: median_of(value) for split, value in values.items()}, points=points, accuracy=known, gap=gap,
         chance=chance, widest=widest, norm=every[0].norm, unit=unit_of(every[0]), flags=flags, final=True,
         verified=None if any(margins_of_run.evidence is None for margins_of_run in every) else not flags, **more,
     )  # fmt: skip
@@ -148,16 +148,16 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> RunOutcome:
     result = {name: value for name, value in latest.items() if not math.isnan(value)}
     gap, chance = result.get(f"{PROBE}/gap"), result.get(f"{PROBE}/chance")
     medians, points = {}, {}
-    for part in ("train", "test"):
-        if f"{PROBE}/median/{part}" in result:
-            medians[part] = _median_of_quantiles(
-                result[f"{PROBE}/median/{part}"], result.get(f"{PROBE}/low/{part}"), chance
+    for split in ("train", "test"):
+        if f"{PROBE}/median/{split}" in result:
+            medians[split] = _median_of_quantiles(
+                result[f"{PROBE}/median/{split}"], result.get(f"{PROBE}/low/{split}"), chance
             )
             if chance:
-                points[part] = round(_points(chance))
+                points[split] = round(_points(chance))
     if not medians and "margin/median" in result:
         medians["batch"] = Median(result["margin/median"])
-    accuracy = {part: result[key] for part in ("train", "test") if (key := f"{PROBE}/accuracy/{part}") in result}
+    accuracy = {split: result[key] for split in ("train", "test") if (key := f"{PROBE}/accuracy/{split}") in result}
     note = more.pop("note", "") or not_fractions(accuracy)
     return replace(
         RunOutcome(medians=medians, points=points, accuracy=fractions(accuracy), chance=chance, note=note),
@@ -201,9 +201,9 @@ def median_of(samples: Sequence[Array]) -> Median:
         medians = np.array([np.median(sample) for sample in samples])
         if not np.isfinite(medians).all():
             return Median(value, low, high)
-        spread = 1.25 * z * float(medians.std(ddof=1)) / math.sqrt(len(medians))  # 1.25: few runs
+        half_width = 1.25 * z * float(medians.std(ddof=1)) / math.sqrt(len(medians))  # 1.25: few runs
         middle = float(np.median(samples[0]))
-        low, high = value - max(middle - low, spread), value + max(high - middle, spread)
+        low, high = value - max(middle - low, half_width), value + max(high - middle, half_width)
     return Median(value, max(0.0, low), high)
 
 
@@ -233,8 +233,8 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     if not len(ended):
         return ""
     fine = np.flatnonzero(np.isfinite(ended))
-    broken = len(ended) - 1 - int(fine[-1]) if len(fine) else len(ended)
-    if broken >= (min(3, len(ended)) if running else 1):
+    num_nonfinite = len(ended) - 1 - int(fine[-1]) if len(fine) else len(ended)
+    if num_nonfinite >= (min(3, len(ended)) if running else 1):
         return "the loss is not a finite number"
     few = max(1, len(begun) // 4) if len(begun) == len(ended) < 20 else len(begun)  # short: the same values in both
     start, end = (

@@ -79,12 +79,12 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
     best = max(measured, key=lambda ranked: ranked.accuracy.get("test", 0.0), default=None)
     comparable = [ranked for ranked in measured if best is not None and _as_accurate(ranked, best)]
     ranked = _places(comparable)
-    others = [
+    further = [
         Ranked(ranked, None, _behind(ranked, best))
         for ranked in measured
         if ranked not in comparable and best is not None
     ]
-    return [*ranked, *others, *inaccurate, *silent, *diverged]
+    return [*ranked, *further, *inaccurate, *silent, *diverged]
 
 
 def _places(comparable: Sequence[RunOutcome]) -> list[Ranked]:

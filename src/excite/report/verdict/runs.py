@@ -25,31 +25,31 @@ def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...]) -> dict[Pat
     return {run.path: read_overview(run.path, NAMES, SPARKS) for variant in variants for run in variant.runs}
 
 
-def outcome_of(variant: VariantRuns, found: Mapping[Path, Overview]) -> RunOutcome:
+def outcome_of(variant: VariantRuns, overviews: Mapping[Path, Overview]) -> RunOutcome:
     """The outcome of the runs of one variant together.
 
     Args:
         variant: The runs; those that diverged are left out unless all did.
-        found: The last values of each run, by its path.
+        overviews: The last values of each run, by its path.
 
     Returns:
         Margins that are stored in the runs, or the last that were measured while they trained.
     """
-    standings = {run.path: run_standing(run, found[run.path]) for run in variant.runs}
+    standings = {run.path: run_standing(run, overviews[run.path]) for run in variant.runs}
     sound = [run for run in variant.runs if standings[run.path][0] != "diverged"]
     runs = sound or list(variant.runs)
     status, reason = standings[runs[0].path]
     known: dict[str, Any] = {
-        "label": variant.name, "status": status, "reason": reason, "step": found[runs[0].path].step,
+        "label": variant.name, "status": status, "reason": reason, "step": overviews[runs[0].path].step,
         "classes": classes(runs[0].wiring), "measurable": any(has_checkpoint(run.path) for run in runs),
         "note": next((run.note for run in runs if run.note), ""), "discrete": _is_discrete(runs[0].config),
     }  # fmt: skip
-    means = {part: [run.accuracy[part] for run in runs if part in run.accuracy] for part in ("train", "test")}
-    accuracy = {part: float(np.mean(values)) for part, values in means.items() if values}
-    margins = {part: [run.margins[part] for run in runs if part in run.margins] for part in ("train", "test")}
+    means = {split: [run.accuracy[split] for run in runs if split in run.accuracy] for split in ("train", "test")}
+    accuracy = {split: float(np.mean(values)) for split, values in means.items() if values}
+    margins = {split: [run.margins[split] for run in runs if split in run.margins] for split in ("train", "test")}
     if any(margins.values()):
         return from_margins(margins, accuracy, **known)
-    latest = from_latest(found[runs[0].path].latest, unit=watched_unit(runs[0].config), **known)
+    latest = from_latest(overviews[runs[0].path].latest, unit=watched_unit(runs[0].config), **known)
     return replace(latest, accuracy={**latest.accuracy, **accuracy})
 
 
@@ -59,9 +59,9 @@ def _is_discrete(config: Mapping[str, Any]) -> bool:
     return isinstance(watched, dict) and watched.get("inputs") == "integers"
 
 
-def run_standing(run: RunData, found: Overview) -> tuple[str, str | None]:
+def run_standing(run: RunData, overview: Overview) -> tuple[str, str | None]:
     """Status and reason of a run: "diverged" if it did."""
-    return standing(run.status, run.reason, found.loss_first, found.loss_last, found.broken_at)
+    return standing(run.status, run.reason, overview.loss_first, overview.loss_last, overview.broken_at)
 
 
 def classes(wiring: Mapping[str, Any] | None) -> int | None:

@@ -47,17 +47,19 @@ def describe(value: float, norm: str, unit: InputUnit | None = None) -> str:
         return short(value, norm, unit)
     if norm != "inf":
         return f"{_digits(value)} in the {norm}-norm"
-    part = fraction(value, norm, unit)
-    return f"{_digits(value)} in the sup norm" + ("" if part is None else f" ({_percent(part)} of the inputs' range)")
+    relative = fraction(value, norm, unit)
+    return f"{_digits(value)} in the sup norm" + (
+        "" if relative is None else f" ({_percent(relative)} of the inputs' range)"
+    )
 
 
 def short(value: float, norm: str, unit: InputUnit | None = None) -> str:
     """The size in a few characters, for a table: "9/255 per pixel" or "0.12"."""
     if not math.isfinite(value):
         return "not reached"
-    part = fraction(value, norm, unit)
-    if part is not None and unit is not None and unit.pixels:
-        return f"{_digits(part * _LEVELS, whole=3)}/{_LEVELS} per pixel"
+    relative = fraction(value, norm, unit)
+    if relative is not None and unit is not None and unit.pixels:
+        return f"{_digits(relative * _LEVELS, total=3)}/{_LEVELS} per pixel"
     return _digits(value)
 
 
@@ -68,10 +70,10 @@ def fraction(value: float, norm: str, unit: InputUnit | None) -> float | None:
     return value / (unit.high - unit.low)
 
 
-def _digits(value: float, whole: float = 100) -> str:
-    """Two significant digits; a whole number from `whole` on."""
-    return f"{value:.0f}" if abs(value) >= whole else f"{value:.2g}"
+def _digits(value: float, total: float = 100) -> str:
+    """Two significant digits; a whole number from `total` on."""
+    return f"{value:.0f}" if abs(value) >= total else f"{value:.2g}"
 
 
-def _percent(part: float) -> str:
-    return f"{_digits(100 * part, whole=1)} %"
+def _percent(fraction: float) -> str:
+    return f"{_digits(100 * fraction, total=1)} %"

@@ -54,13 +54,13 @@ class RobustnessMeasurement:
         radii = [0.0, *map(in_pixels, SIZES)]
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
         result: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
-        for number, part in enumerate(PARTS):
-            x, y = saved.points(part, self.points)
+        for number, split in enumerate(PARTS):
+            x, y = saved.points(split, self.points)
             tell = lambda fraction, number=number: progress((number + fraction) / 2)  # noqa: E731
             broken = broken_at(
                 saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=tell, **options
             )
-            result[part] = [float((broken > radius).double().mean()) for radius in radii]
+            result[split] = [float((broken > radius).double().mean()) for radius in radii]
         chosen = np.linspace(0, len(x) - 1, min(self.check, len(x))).round().astype(int)
         smallest = margins(
             saved.model,
@@ -141,15 +141,15 @@ class ByRobustness:
             try:
                 result, minutes = run.read_json("robust"), float(run.read_json("time")["seconds"]) / 60
                 trace = radius_trace(run)
-                lines: dict[str, list[float]] = {part: list(map(float, result[part])) for part in PARTS}
+                series: dict[str, list[float]] = {split: list(map(float, result[split])) for split in PARTS}
                 attack, search = (list(map(float, result["check"][name])) for name in ("attack", "search"))
             except (KeyError, TypeError, ValueError) as error:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
         names = ["clean", *(f"robust{size}" for size in SIZES)]
-        values = {f"{name}_{part}": lines[part][i] for i, name in enumerate(names) for part in PARTS}
-        values["gap"] = max(train - test for train, test in zip(lines["train"], lines["test"]))
+        values = {f"{name}_{split}": series[split][i] for i, name in enumerate(names) for split in PARTS}
+        values["gap"] = max(train - test for train, test in zip(series["train"], series["test"]))
         values |= {
             **({"reached": trace["factor"][-1]} if trace else {}),
             "minutes": minutes,
@@ -163,7 +163,7 @@ class ByRobustness:
         )
         assert isinstance(job, TrainingJob)
         chance = 2 / (10 if job.config.data.classes is None else len(job.config.data.classes))
-        return VariantResult(job.variant, job.seed, values, flags, lines["test"][0] < chance), lines
+        return VariantResult(job.variant, job.seed, values, flags, series["test"][0] < chance), series
 
     def figures(
         self, study: Study, scale: RobustnessScale, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
@@ -174,14 +174,14 @@ class ByRobustness:
         figure = Figure(figsize=(10, 4.8), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         at = [0, *SIZES]
-        for axis, (part, words) in zip(axes, WORDS.items()):
+        for axis, (split, label) in zip(axes, WORDS.items()):
             for number, (variant, seeds) in enumerate(details.items()):
-                fraction = 100 * np.array([lines[part] for lines in seeds])
+                fraction = 100 * np.array([lines[split] for lines in seeds])
                 colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
                 axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, marker="o", markersize=4, label=variant)
                 axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
             axis.set(
-                title=words,
+                title=label,
                 xlabel="ε, in 255ths of the pixel range",
                 xlim=(0, at[-1]),
                 ylim=(0, 100),

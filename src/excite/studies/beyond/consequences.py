@@ -65,8 +65,8 @@ def rank_bound(batch: float, rate: float, decay: float) -> float:
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """One prediction on its grid."""
-    parts: dict[str, Callable[[int, int], Outcome]] = {ROTATION: rotation, RANK: rank, IMBALANCE: imbalance}
-    return parts[settings["part"]](settings["steps"], seed)
+    experiments: dict[str, Callable[[int, int], Outcome]] = {ROTATION: rotation, RANK: rank, IMBALANCE: imbalance}
+    return experiments[settings["part"]](settings["steps"], seed)
 
 
 def normalized_network(weights: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -85,10 +85,10 @@ def stacked_gradients(weights: Sequence[Tensor], teacher: Tensor, use: Tensor, d
     losses = F.cross_entropy(normalized_network(leaves, x).flatten(0, 1), y.flatten(), reduction="none").reshape(
         use.shape
     )
-    found = torch.autograd.grad((losses * use).sum(), leaves)
+    gradients = torch.autograd.grad((losses * use).sum(), leaves)
     for weight in weights:
         weight.requires_grad_(False)
-    return list(found)
+    return list(gradients)
 
 
 def _start(seed: int, count: int) -> tuple[list[Tensor], Tensor, torch.Generator]:
@@ -103,8 +103,8 @@ def rotation(steps: int, seed: int) -> Outcome:
     grid = [("adamw", rate, decay) for rate in (3e-3, 1e-2) for decay in (0.3, 1.0, 3.0)]
     grid += [("sgd", rate, decay) for rate in (0.03, 0.1) for decay in (0.03, 0.1, 0.3)]
     weights, teacher, drawn = _start(seed, len(grid))
-    rate, decay = (torch.tensor([one[i] for one in grid])[:, None, None] for i in (1, 2))
-    adam = torch.tensor([one[0] == "adamw" for one in grid])[:, None, None]
+    rate, decay = (torch.tensor([setting[i] for setting in grid])[:, None, None] for i in (1, 2))
+    adam = torch.tensor([setting[0] == "adamw" for setting in grid])[:, None, None]
     use = torch.full((len(grid), 8), 1 / 8)
     first, second, buffer = ([torch.zeros_like(w) for w in weights] for _ in range(3))
     angles: list[Tensor] = []
@@ -120,11 +120,13 @@ def rotation(steps: int, seed: int) -> Outcome:
                 angles.append(cosine.clamp(-1, 1).arccos().square())
             weights[i] = after
     measured = torch.stack(angles).mean(0).sqrt().tolist()
-    points = [[one[0], predicted_rotation(*one), found] for one, found in zip(grid, measured)]
-    errors = {name: [abs(math.log2(m / p)) for kind, p, m in points if kind == name] for name in ("adamw", "sgd")}
+    points = [[setting[0], predicted_rotation(*setting), value] for setting, value in zip(grid, measured)]
+    errors = {
+        name: [abs(math.log2(m / p)) for optimizer, p, m in points if optimizer == name] for name in ("adamw", "sgd")
+    }
     order = stats.spearmanr([p for _, p, _ in points], [m for _, _, m in points]).statistic
     return Outcome(
-        {**{f"error_{name}": float(np.mean(found)) for name, found in errors.items()}, "order": float(order)}, points
+        {**{f"error_{name}": float(np.mean(value)) for name, value in errors.items()}, "order": float(order)}, points
     )
 
 
@@ -135,15 +137,15 @@ def rank(steps: int, seed: int) -> Outcome:
     use = torch.tensor([[1 / batch if i < batch else 0.0 for i in range(4)] for batch, _ in grid])
     rate = 0.2
     decay = torch.tensor([product / rate for _, product in grid])[:, None, None]
-    seen = []
+    rows = []
     for step in range(1, steps + 1):
         gradients = stacked_gradients(weights, teacher, use, drawn)
         weights = [w * (1 - rate * decay) - rate * g for w, g in zip(weights, gradients)]
         if step > steps // 2 and step % 50 == 0:
             sizes = torch.linalg.svdvals(weights[1].double())
-            seen.append((sizes > EPSILON * sizes[:, :1]).sum(1))
-    counts = torch.stack(seen).double().mean(0).tolist()
-    largest = torch.stack(seen).amax(0).tolist()
+            rows.append((sizes > EPSILON * sizes[:, :1]).sum(1))
+    counts = torch.stack(rows).double().mean(0).tolist()
+    largest = torch.stack(rows).amax(0).tolist()
     points = [
         [batch / product, rank_bound(batch, 1.0, product), count] for (batch, product), count in zip(grid, counts)
     ]
@@ -158,13 +160,13 @@ def imbalance(steps: int, seed: int) -> Outcome:
     drawn = torch.Generator().manual_seed(seed)
     deltas = torch.tensor([-4.0, -1.0, -0.25, 0.0, 0.25, 1.0, 4.0], dtype=torch.float64)
     x = torch.linalg.qr(torch.randn(20, 8, generator=drawn, dtype=torch.float64))[0] * 20**0.5  # whitened
-    wanted, unit = (F.normalize(torch.randn(8, generator=drawn, dtype=torch.float64), dim=0) for _ in range(2))
+    target, unit = (F.normalize(torch.randn(8, generator=drawn, dtype=torch.float64), dim=0) for _ in range(2))
     size = 0.3  # a‖w‖ at the start, the same for all
     a = ((deltas + (deltas.square() + 4 * size**2).sqrt()) / 2).sqrt()
     w = (size / a)[:, None] * unit
     begin = _kernel(a, w, x)
     for _ in range(4 * steps):
-        error = (a[:, None] * w) @ x.T - wanted @ x.T
+        error = (a[:, None] * w) @ x.T - target @ x.T
         slope = error @ x / len(x)
         a, w = a - 0.01 * (slope * w).sum(1), w - 0.01 * a[:, None] * slope
     end = _kernel(a, w, x)
@@ -177,8 +179,8 @@ def imbalance(steps: int, seed: int) -> Outcome:
 
 def _kernel(a: Tensor, w: Tensor, x: Tensor) -> Tensor:
     """The neural tangent kernel a²XX' + Xw(Xw)', (S, n, n)."""
-    seen = w @ x.T
-    return a.square()[:, None, None] * (x @ x.T) + seen[:, :, None] * seen[:, None, :]
+    projections = w @ x.T
+    return a.square()[:, None, None] * (x @ x.T) + projections[:, :, None] * projections[:, None, :]
 
 
 def _rotation_error(optimizer: str, n: Mapping[str, VariantResult]) -> float:
@@ -223,9 +225,11 @@ def draw(
 
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    for kind, colour, marker in (("adamw", "#d95f02", "o"), ("sgd", "#1b9e77", "s")):
-        at = np.array([[p, m] for seed in details[ROTATION] for name, p, m in seed if name == kind])
-        left.plot(*at.T, marker, color=colour, label={"adamw": "AdamW", "sgd": "SGD, momentum 0.9"}[kind], alpha=0.7)
+    for optimizer, colour, marker in (("adamw", "#d95f02", "o"), ("sgd", "#1b9e77", "s")):
+        at = np.array([[p, m] for seed in details[ROTATION] for name, p, m in seed if name == optimizer])
+        left.plot(
+            *at.T, marker, color=colour, label={"adamw": "AdamW", "sgd": "SGD, momentum 0.9"}[optimizer], alpha=0.7
+        )
     ends = np.array([p for seed in details[ROTATION] for _, p, _ in seed])
     left.plot([ends.min(), ends.max()], [ends.min(), ends.max()], color="black", linewidth=0.8)
     left.set(

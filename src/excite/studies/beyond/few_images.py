@@ -192,7 +192,7 @@ class ByAccuracy:
         with load_run(job.folder) as run:
             try:
                 values = {
-                    f"accuracy_{part}": float(run.series(f"accuracy/{part}")[1][-1]) for part in ("train", "test")
+                    f"accuracy_{split}": float(run.series(f"accuracy/{split}")[1][-1]) for split in ("train", "test")
                 }
                 values["minutes"] = float(run.read_json("time")["seconds"]) / 60
             except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -224,24 +224,28 @@ def log_ratio(over: float, under: float) -> float:
     return math.log10(over / under) if over > 0 and under > 0 else math.nan
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
+def compute(
+    settings_and_seeds: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress
+) -> list[Outcome]:
     """All networks of a way at once: four frequencies for each seed, with the same points, first weights and order."""
-    ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in parts))
+    ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in settings_and_seeds))
     result: dict[int, Outcome] = {}
     for turn, way in enumerate(ways):
-        chosen = [i for i, (settings, _) in enumerate(parts) if json.dumps(dict(settings), sort_keys=True) == way]
-        seeds = [parts[i][1] for i in chosen]
+        chosen = [
+            i for i, (settings, _) in enumerate(settings_and_seeds) if json.dumps(dict(settings), sort_keys=True) == way
+        ]
+        seeds = [settings_and_seeds[i][1] for i in chosen]
 
         def on_share(fraction: float, turn: int = turn) -> None:
             on_progress((turn + fraction) / len(ways))
 
-        trained = trajectories(parts[chosen[0]][0], seeds, on_share)
+        trained = trajectories(settings_and_seeds[chosen[0]][0], seeds, on_share)
         for row, i in enumerate(chosen):
             four = slice(len(FREQUENCIES) * row, len(FREQUENCIES) * (row + 1))
             result[i] = outcome(
-                {name: curve[four].numpy() for name, curve in vars(trained).items()}, parts[i][0]["steps"]
+                {name: curve[four].numpy() for name, curve in vars(trained).items()}, settings_and_seeds[i][0]["steps"]
             )
-    return [result[i] for i in range(len(parts))]
+    return [result[i] for i in range(len(settings_and_seeds))]
 
 
 def trajectories(settings: Mapping[str, Any], seeds: Sequence[int], on_progress: OnProgress) -> Trajectories:

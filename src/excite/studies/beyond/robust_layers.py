@@ -53,17 +53,17 @@ SCALES: dict[str, OverfittingScale] = {
 }
 
 
-def radii_by_richness(found: Mapping[str, float], mean: float) -> dict[str, float]:
+def radii_by_richness(ranks: Mapping[str, float], mean: float) -> dict[str, float]:
     """Radii inversely proportional to the richness of each layer, with the given mean.
 
     Args:
-        found: Effective rank over width of the layers' inputs.
+        ranks: Effective rank over width of the layers' inputs.
         mean: Mean of the radii.
 
     Returns:
         Radius of each layer.
     """
-    inverse = {layer: 1 / value for layer, value in found.items()}
+    inverse = {layer: 1 / value for layer, value in ranks.items()}
     total = sum(inverse.values())
     return {layer: round(mean * len(inverse) * value / total, 5) for layer, value in inverse.items()}
 
@@ -250,8 +250,8 @@ class ByLayers(ByEpoch):
         """Makes the job of one variant and seed."""
         job = super().job(study, variant, scale, seed, folder, device)
         measured = LayersMeasurement(scale.radius, scale.points)
-        kind = RichnessJob if variant.name == POOR else TrainingJob
-        return kind(job.variant, job.seed, job.folder, job.config, measured)
+        job_class = RichnessJob if variant.name == POOR else TrainingJob
+        return job_class(job.variant, job.seed, job.folder, job.config, measured)
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """Reads the result of a finished job."""

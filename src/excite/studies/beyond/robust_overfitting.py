@@ -231,9 +231,9 @@ class LastEpochMeasurement:
         """Measures a trained model and stores the result in its run."""
         result: dict[str, Any] = {"settings": vars(self), "variant": variant}
         options: dict[str, Any] = {"bounds": saved.data.bounds, "classes": len(saved.data.classes)}
-        for number, part in enumerate(PARTS):
-            x, y = saved.points(part, self.points)
-            result[part] = robust_accuracy(saved.model, x, y, [0.0, self.radius], **options)
+        for number, split in enumerate(PARTS):
+            x, y = saved.points(split, self.points)
+            result[split] = robust_accuracy(saved.model, x, y, [0.0, self.radius], **options)
             progress((number + 1) / len(PARTS))
         with closing(Run.open(saved.folder, "a")) as run:  # its status stays
             run.write_json("robust", result)
@@ -242,8 +242,8 @@ class LastEpochMeasurement:
 def _draw_epochs(axis: Axes, scale: OverfittingScale, curves: Mapping[str, list[Mapping[str, Any]]]) -> None:
     """Robust accuracy by epoch, means over seeds."""
     for variant, seeds in curves.items():
-        for part, width in (("train", 0.8), ("test", 2.0)):
-            values = 100 * np.mean([lines[part] for lines in seeds], 0)
+        for split, width in (("train", 0.8), ("test", 2.0)):
+            values = 100 * np.mean([lines[split] for lines in seeds], 0)
             axis.plot(np.arange(len(values)) * scale.every, values, color=style(scale)[variant][0], linewidth=width)
     axis.set_title("By epoch, main variants", fontsize=10)
     axis.set(xlabel="epoch", ylabel="% correct under attack\n(thin: training, thick: test)", xlim=(0, None))
@@ -313,7 +313,7 @@ class ByEpoch:
         """Reads the result of a finished job."""
         with load_run(job.folder) as run:
             try:
-                lines = {part: run.series(f"robust/{part}")[1] for part in PARTS}
+                lines = {split: run.series(f"robust/{split}")[1] for split in PARTS}
                 clean = float(run.series("accuracy/test")[1][-1])
                 strong = run.read_json("robust")
                 minutes = float(run.read_json("time")["seconds"]) / 60
@@ -336,7 +336,7 @@ class ByEpoch:
                 raise RunError(
                     f"the artifacts of {job.folder} are damaged ({error!r}): delete them and start again"
                 ) from error
-        curves = {part: list(map(float, line)) for part, line in lines.items()}
+        curves = {split: list(map(float, line)) for split, line in lines.items()}
         return VariantResult(job.variant, job.seed, values, (), clean < 0.2, curves=curves), curves
 
     def figures(

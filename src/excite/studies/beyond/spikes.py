@@ -120,8 +120,8 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     reports |= _measure(recorder, StepContext(model, step, optimizer=optimizer, final=True))
     recorder.detach()
     _, losses, table = history.arrays(scaled=True)
-    found = min(reports.values(), key=lambda report: report["step"], default=None)
-    return _outcome(losses, table, history.columns, found, last)
+    first_report = min(reports.values(), key=lambda report: report["step"], default=None)
+    return _outcome(losses, table, history.columns, first_report, last)
 
 
 def _measure(recorder: FlightRecorder, ctx: StepContext) -> dict[str, Any]:
@@ -223,11 +223,11 @@ class SpikeRun:
 
 def calibrate(runs: Sequence[SpikeRun]) -> dict[str, float]:
     """The threshold of each statistic: the 99 % quantile of its largest value in quiet windows of 100 steps."""
-    found = {}
+    thresholds = {}
     for name in (*QUANTITIES, ANY, LOSS):
         largest = [value for run in runs for value in run.windows(name)]
-        found[name] = float(np.quantile(largest, LEVEL, method="higher")) if largest else math.inf
-    return found
+        thresholds[name] = float(np.quantile(largest, LEVEL, method="higher")) if largest else math.inf
+    return thresholds
 
 
 def choose(runs: Sequence[SpikeRun], thresholds: Mapping[str, float]) -> str:
@@ -243,22 +243,22 @@ def choose(runs: Sequence[SpikeRun], thresholds: Mapping[str, float]) -> str:
 
 def combine(numbers: Sequence[VariantResult], details: Mapping[str, Sequence[Any]]) -> list[VariantResult]:
     """Calibrates and chooses the warning on the runs with even seeds, and judges it on all."""
-    taken = {name: iter(found) for name, found in details.items()}
-    runs = [_run(next(taken[one.variant])) for one in numbers]
-    tuning = [run for run, one in zip(runs, numbers) if one.seed % 2 == 0]
+    taken = {name: iter(rows) for name, rows in details.items()}
+    runs = [_run(next(taken[result.variant])) for result in numbers]
+    tuning = [run for run, result in zip(runs, numbers) if result.seed % 2 == 0]
     thresholds = calibrate(tuning)
     chosen = choose(tuning, thresholds)
-    held_out = [run for run, one in zip(runs, numbers) if one.seed % 2]
+    held_out = [run for run, result in zip(runs, numbers) if result.seed % 2]
     alarms, quiet = (
         sum(run.false_alarms(chosen, thresholds[chosen]) for run in held_out),
         sum(r.quiet for r in held_out),
     )
     chance = 1 - math.exp(-AHEAD * alarms / max(1, quiet))
     judged = []
-    for one, run in zip(numbers, runs):
+    for result, run in zip(numbers, runs):
         values = {
-            **one.values,
-            "held_out": float(one.seed % 2),
+            **result.values,
+            "held_out": float(result.seed % 2),
             "chosen": float((ANY, *QUANTITIES).index(chosen)),
             "threshold": thresholds[chosen],
             "quiet": float(run.quiet),
@@ -268,7 +268,7 @@ def combine(numbers: Sequence[VariantResult], details: Mapping[str, Sequence[Any
         if run.onset is not None:
             lead, loss_lead = run.lead(chosen, thresholds[chosen]), run.lead(LOSS, thresholds[LOSS])
             values |= {"hit": float(lead > 0), "loss_hit": float(loss_lead > 0), "lead": lead}
-        judged.append(replace(one, values=values))
+        judged.append(replace(result, values=values))
     return judged
 
 
@@ -285,17 +285,17 @@ def _rounded(series: Floats) -> list[float | None]:
 
 
 def _held_out(n: Mapping[str, VariantResult]) -> bool:
-    return all(one.held_out == 1 for one in n.values())
+    return all(result.held_out == 1 for result in n.values())
 
 
 def _spiked(n: Mapping[str, VariantResult]) -> bool:
-    return _held_out(n) and any(one.spiked == 1 for one in n.values())
+    return _held_out(n) and any(result.spiked == 1 for result in n.values())
 
 
 def _over_spikes(n: Mapping[str, VariantResult], name: str) -> float:
     """Mean of a number over the runs of a seed that spiked; NaN if none has it."""
-    found = [one.values.get(name, math.nan) for one in n.values() if one.spiked == 1]
-    known = [value for value in found if math.isfinite(value)]
+    values = [result.values.get(name, math.nan) for result in n.values() if result.spiked == 1]
+    known = [value for value in values if math.isfinite(value)]
     return float(np.mean(known)) if known else math.nan
 
 
@@ -332,8 +332,8 @@ def claims(scale: SpikesScale) -> list[Claim]:
         Claim(
             "on held-out runs there are fewer than ten false alarms in 10,000 steps", _OWN,
             "false alarms per 10,000 quiet steps", both,
-            lambda n: 1e4 * sum(one.false for one in n.values()) / max(1.0, sum(one.quiet for one in n.values())), below=10.0,
-            premise=lambda n: _held_out(n) and sum(one.quiet for one in n.values()) > 0,
+            lambda n: 1e4 * sum(result.false for result in n.values()) / max(1.0, sum(result.quiet for result in n.values())), below=10.0,
+            premise=lambda n: _held_out(n) and sum(result.quiet for result in n.values()) > 0,
         ),
         Claim(
             "updates move first", "marin-community/marin, issue 1368 (an observation on one training)",
@@ -345,10 +345,12 @@ def claims(scale: SpikesScale) -> list[Claim]:
 
 def summary(numbers: Sequence[VariantResult], draws: int = 2000) -> dict[str, tuple[float, float, float]]:
     """Hit rate, median lead and false alarms per 10,000 steps of the held-out runs: value and 95 % interval, runs drawn anew."""
-    held_out = [one for one in numbers if one.held_out == 1]
+    held_out = [result for result in numbers if result.held_out == 1]
     if not held_out:
         return {}
-    table = np.array([[one.values.get(k, math.nan) for k in ("hit", "lead", "false", "quiet")] for one in held_out])
+    table = np.array(
+        [[result.values.get(k, math.nan) for k in ("hit", "lead", "false", "quiet")] for result in held_out]
+    )
     rng = np.random.default_rng(0)
     samples = [table, *(table[rng.integers(len(table), size=len(table))] for _ in range(draws))]
 
@@ -360,7 +362,7 @@ def summary(numbers: Sequence[VariantResult], draws: int = 2000) -> dict[str, tu
         known = rows[np.isfinite(rows[:, 0]), 0]
         return float(known.mean()) if len(known) else math.nan
 
-    found = {}
+    medians = {}
     for name, value in (
         ("hit", hits),
         ("lead", median),
@@ -370,8 +372,8 @@ def summary(numbers: Sequence[VariantResult], draws: int = 2000) -> dict[str, tu
         low, high = (
             np.nanquantile(values[1:], (0.025, 0.975)) if np.isfinite(values[1:]).any() else (math.nan, math.nan)
         )
-        found[name] = (float(values[0]), float(low), float(high))
-    return found
+        medians[name] = (float(values[0]), float(low), float(high))
+    return medians
 
 
 def draw(
@@ -385,7 +387,7 @@ def draw(
     colours = {PLAIN: "#d95f02", NORMALIZED: "#1b9e77"}
     for row, (variant, colour) in enumerate(colours.items()):
         for spiked, marker in ((0.0, "o"), (1.0, "X")):
-            rates = [one.rate for one in numbers if one.variant == variant and one.spiked == spiked]
+            rates = [result.rate for result in numbers if result.variant == variant and result.spiked == spiked]
             label = f"{variant}, {'spiked' if spiked else 'no spike'} ({len(rates)})"
             jitter = row + 0.16 * np.random.default_rng(row).standard_normal(len(rates))
             left.plot(
@@ -393,26 +395,26 @@ def draw(
             )
     left.set(xscale="log", xlabel="last learning rate", yticks=[0, 1], yticklabels=list(colours), title="Runs")
     left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    taken = {name: iter(found) for name, found in details.items()}
-    pairs = [(one, next(taken[one.variant])) for one in numbers]
+    taken = {name: iter(rows) for name, rows in details.items()}
+    pairs = [(result, next(taken[result.variant])) for result in numbers]
     chosen = (ANY, *QUANTITIES)[int(numbers[0].chosen)]
-    for one, detail in pairs:
-        if (onset := detail["onset"]) is not None and one.held_out:
+    for result, detail in pairs:
+        if (onset := detail["onset"]) is not None and result.held_out:
             series = _run(detail).statistics[chosen][max(0, onset - 1 - 2 * AHEAD) : onset + 4]
             at = np.arange(len(series)) - (len(series) - 5)
-            middle.plot(at, np.clip(series, 0.3, 1e3), color=colours[one.variant], linewidth=0.6, alpha=0.7)
+            middle.plot(at, np.clip(series, 0.3, 1e3), color=colours[result.variant], linewidth=0.6, alpha=0.7)
     middle.axhline(numbers[0].threshold, color="black", linewidth=1, linestyle="--")
     middle.axvline(0, color="black", linewidth=0.8)
     middle.set(yscale="log", xlabel="steps from where the loss leaves its range", ylabel="deviations from the usual size",
                title=f"Held-out spikes: statistic '{chosen}'")  # fmt: skip
-    tuning = [_run(detail) for one, detail in pairs if not one.held_out]
+    tuning = [_run(detail) for result, detail in pairs if not result.held_out]
     thresholds = calibrate(tuning)
     names = (ANY, *QUANTITIES, LOSS)
-    spikes = [_run(detail) for one, detail in pairs if one.held_out and detail["onset"] is not None]
+    spikes = [_run(detail) for result, detail in pairs if result.held_out and detail["onset"] is not None]
     hits = [[run.lead(name, thresholds[name]) > 0 for run in spikes] for name in names]
     right.barh(
         range(len(names)),
-        [sum(one) / max(1, len(one)) for one in hits],
+        [sum(result) / max(1, len(result)) for result in hits],
         color=["#7570b3" if name == chosen else "#bbbbbb" for name in names],
     )
     right.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 1), xlabel="held-out spikes warned of",
@@ -430,11 +432,11 @@ def draw(
 
 
 def _heading(numbers: Sequence[VariantResult], spikes: int) -> str:
-    found = summary(numbers)
-    if not found:
+    figures_of_text = summary(numbers)
+    if not figures_of_text:
         return "no held-out runs"
-    runs = sum(one.held_out == 1 for one in numbers)
-    (hit, *hits), (lead, *leads), (false, *falses) = (found[name] for name in ("hit", "lead", "false"))
+    runs = sum(result.held_out == 1 for result in numbers)
+    (hit, *hits), (lead, *leads), (false, *falses) = (figures_of_text[name] for name in ("hit", "lead", "false"))
     return (
         f"Held-out runs: {spikes} of {runs} spiked. Warned of {hit:.0%} [{hits[0]:.0%}, {hits[1]:.0%}], median lead {lead:.0f} steps "
         f"[{leads[0]:.0f}, {leads[1]:.0f}], {false:.1f} false alarms in 10,000 steps [{falses[0]:.1f}, {falses[1]:.1f}]"

@@ -84,7 +84,7 @@ def slope(loss: str, f: Array, y: Array) -> Array:
 def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], on_progress: OnProgress) -> TwoLayer:
     """Gradient descent with momentum on f = network / `divide`."""
     weights = list(network)
-    velocity = [np.zeros_like(part) for part in weights]
+    velocity = [np.zeros_like(weight) for weight in weights]
     for step in range(settings["steps"]):
         hidden, hidden_bias, output, output_bias = weights
         inner = x @ hidden.T + hidden_bias  # (N, r)
@@ -97,7 +97,7 @@ def train(network: TwoLayer, x: Array, y: Array, settings: Mapping[str, Any], on
             weights[k] = weights[k] - settings["lr"] * velocity[k]
         if step % 1000 == 0:
             on_progress(step / settings["steps"])
-    return TwoLayer(*(np.asarray(part) for part in weights))
+    return TwoLayer(*(np.asarray(weight) for weight in weights))
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:

@@ -272,10 +272,10 @@ def draw(
 
     figure = Figure(figsize=(13.2, 7.2), layout="constrained")
     axes = figure.subplots(2, 4).ravel()
-    for axis, (experiment, (title, words, logarithmic, lines)) in zip(axes, PANELS.items()):
+    for axis, (experiment, (title, label, logarithmic, lines)) in zip(axes, PANELS.items()):
         for how, (colour, dashes) in lines.items():
             _curve(axis, details[f"{experiment}: {how}"], how, colour, dashes)
-        axis.set(title=title, xlabel="steps", ylabel=words, xscale="log")
+        axis.set(title=title, xlabel="steps", ylabel=label, xscale="log")
         axis.set(**({"yscale": "log", "ylim": (FLOOR / 3, 3)} if logarithmic else {"ylim": (0, 1.1)}))
         if experiment == "stochastic gradient":
             axis.set_ylim(1e-3, 2)

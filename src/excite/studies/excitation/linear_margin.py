@@ -253,8 +253,8 @@ def _curve(axis: Axes, first: Mapping[str, Any]) -> None:
     axis.axhline(
         first["margins"]["optimal"], color=GREEN, linewidth=1.6, label="largest margin (support vector machine)"
     )
-    for name, words, colour, dashes in _BOUNDS:
-        axis.axhline(first[name], color=colour, linestyle=dashes, linewidth=1.8, label=words)
+    for name, label, colour, dashes in _BOUNDS:
+        axis.axhline(first[name], color=colour, linestyle=dashes, linewidth=1.8, label=label)
     top = max(first["margins"]["optimal"], first["bound"])
     axis.set(
         xscale="log", yscale="log", xlabel="step of training", ylim=(min(top / 20, first["printed"] / 3), 1.5 * top)

@@ -113,8 +113,8 @@ def gradients(weights: Weights, x: Array, slope: Array) -> Weights:
     for w in weights[:-1]:
         inputs.append(inputs[-1] @ w.T)
     back, result = slope[:, None], []
-    for w, seen in zip(reversed(weights), reversed(inputs)):
-        result.append(back.T @ seen)
+    for w, signal in zip(reversed(weights), reversed(inputs)):
+        result.append(back.T @ signal)
         back = back @ w
     return result[::-1]
 
@@ -136,8 +136,8 @@ def grow(weights: Weights, x: Array, s: Array) -> Weights:
     return [w - length * g for w, g in zip(weights, result)]
 
 
-def _norm(parts: Weights) -> float:
-    return float(np.sqrt(sum(float((p**2).sum()) for p in parts)))
+def _norm(weights: Weights) -> float:
+    return float(np.sqrt(sum(float((p**2).sum()) for p in weights)))
 
 
 def bound_of(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> Array:

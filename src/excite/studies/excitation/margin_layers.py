@@ -80,7 +80,7 @@ def _of_the_figure() -> list[Claim]:
 
 def _in_words(scale: TrainingScale) -> list[Claim]:
     fewer, more = (PLAIN, "twice the data") if "twice the data" in scale.sizes else ("5,000 images", PLAIN)
-    found = [
+    claims = [
         gap_claim(
             f"{what} does less for the gap than perturbing every layer",
             f"Richness of hidden activations, section 5, {where}",
@@ -93,7 +93,7 @@ def _in_words(scale: TrainingScale) -> list[Claim]:
         )
     ]
     return [
-        *found,
+        *claims,
         Claim(
             "twice the training data do less for the gap than perturbing every layer",
             "Persistency of excitation, section 7.3; Richness of hidden activations, section 5",

@@ -83,9 +83,9 @@ def respond(truth: Array, x: Array, noise: Array) -> tuple[Array, Array]:
     return rows, following
 
 
-def _input(kind: str, steps: int) -> Array:
+def _input(signal: str, steps: int) -> Array:
     t = np.arange(steps)
-    waves = {"constant": (0.0,), "one frequency": (0.8,), "two frequencies": (0.8, 2.2)}[kind]
+    waves = {"constant": (0.0,), "one frequency": (0.8,), "two frequencies": (0.8, 2.2)}[signal]
     return np.asarray(sum(np.cos(w * t) for w in waves))
 
 
@@ -134,8 +134,8 @@ def bandit(settings: Mapping[str, Any], seed: int) -> Outcome:
         paid[each, choice] += rng.random(count) < chance[choice]
     average = paid / pulls
     wrong = float(np.mean(average[:, 0] > average[:, 1]) + np.mean(average[:, 0] == average[:, 1]) / 2)
-    lost = float((PULLS[1] - PULLS[0]) * (pulls[:, 0].sum() - count) / (count * steps))
-    return Outcome({"wrong": wrong, "error": lost}, curve.plain(wrong))
+    regret = float((PULLS[1] - PULLS[0]) * (pulls[:, 0].sum() - count) / (count * steps))
+    return Outcome({"wrong": wrong, "error": regret}, curve.plain(wrong))
 
 
 class Curve:
@@ -143,16 +143,16 @@ class Curve:
 
     def __init__(self, steps: int):
         self._at = set(np.unique(np.geomspace(1, max(steps, 1), CURVE).astype(int)).tolist()) | {0}
-        self._steps, self._found = steps, dict[int, float]()
+        self._steps, self._results = steps, dict[int, float]()
 
     def add(self, step: int, value: Any) -> None:
         """Stores the value if the step is one that is drawn."""
         if step in self._at:
-            self._found[step] = float(value)
+            self._results[step] = float(value)
 
     def plain(self, last: float) -> dict[str, list[float]]:
         """Returns the curve as JSON values, with its last value."""
-        result = {**self._found, self._steps: last}
+        result = {**self._results, self._steps: last}
         return {"at": [float(t) for t in result], "curve": list(result.values())}
 
 

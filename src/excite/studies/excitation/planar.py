@@ -60,16 +60,16 @@ def zero_set(network: TwoLayer, box: tuple[Array, Array]) -> Array:
 def cells(network: TwoLayer, box: tuple[Array, Array]) -> Iterator[tuple[Array, Array, float]]:
     """Corners (n, 2) in order, slope (2,) and height of f(x) = slope · x + height, for each cell inside the box."""
     (left, low), (right, high) = box
-    whole = np.array([[left, low], [right, low], [right, high], [left, high]])
-    pieces: list[tuple[Array, list[bool]]] = [(whole, [])]
+    square = np.array([[left, low], [right, low], [right, high], [left, high]])
+    pieces: list[tuple[Array, list[bool]]] = [(square, [])]
     for direction, offset in zip(network.hidden, network.hidden_bias):
         split: list[tuple[Array, list[bool]]] = []
         for corners, active in pieces:
             values = corners @ direction + offset
             for side in (True, False):
-                part = _clip(corners, values if side else -values)
-                if len(part) > 2:
-                    split.append((part, [*active, side]))
+                polygon = _clip(corners, values if side else -values)
+                if len(polygon) > 2:
+                    split.append((polygon, [*active, side]))
         pieces = split
     for corners, active in pieces:
         on = np.array(active)

@@ -279,8 +279,8 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
     _noise(axes[1, 0], details["equations 10 and 11"][0])
     inflated = {variant: detail[0]["curve"] for variant, detail in details.items() if variant.startswith("equation 13")}
     for number, (variant, curve) in enumerate(inflated.items()):
-        words = variant.removeprefix("equation 13, ").replace(" the margin", "")
-        style = {"color": COLOURS[number], "linestyle": DASHES[number], "linewidth": 1.8, "label": words}
+        label = variant.removeprefix("equation 13, ").replace(" the margin", "")
+        style = {"color": COLOURS[number], "linestyle": DASHES[number], "linewidth": 1.8, "label": label}
         steps, norms, _, reach = zip(*curve)
         axes[1, 1].plot(steps, norms, **style)
         axes[1, 2].plot(steps, reach, **style)

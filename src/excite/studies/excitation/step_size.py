@@ -54,10 +54,10 @@ SCALES = {
 def variants(scale: StepsScale) -> list[Variant]:
     """Step sizes and widths around one network, and the same points away from the origin."""
     base = {"steps": scale.steps, "width": 16, "step": 0.004, "offset": 0.0}
-    found = {name: {**base, "step": step} for name, step in zip(BY_STEP, STEPS)}
-    found |= {name: {**base, "width": width} for name, width in zip(BY_WIDTH, WIDTHS)}
-    found[SHIFTED] = {**base, "offset": OFFSET}
-    return [Variant(name, config) for name, config in found.items()]
+    settings = {name: {**base, "step": step} for name, step in zip(BY_STEP, STEPS)}
+    settings |= {name: {**base, "width": width} for name, width in zip(BY_WIDTH, WIDTHS)}
+    settings[SHIFTED] = {**base, "offset": OFFSET}
+    return [Variant(name, config) for name, config in settings.items()]
 
 
 def start(
@@ -102,7 +102,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     data, weights = start(seed, settings["width"], settings["offset"])
     rows, bias, outer = descend(data, weights, settings["step"], settings["steps"], on_progress)
     layers = [(torch.from_numpy(rows), torch.from_numpy(bias)), (torch.from_numpy(outer)[None], None)]
-    x, y = (torch.from_numpy(part) for part in data)
+    x, y = (torch.from_numpy(array) for array in data)
     found = {
         form: two_layer_lipschitz(layers, x, y[:, None], settings["step"], form=form) for form in ("unit", "stated")
     }
@@ -123,7 +123,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
 
 
 def _ladder(
-    text: str, remark: int, number: str, words: str, names: Sequence[str], falls: bool, quote: tuple[str, Any]
+    text: str, remark: int, number: str, description: str, names: Sequence[str], falls: bool, quote: tuple[str, Any]
 ) -> Claim:
     """A number falls, or grows, from each variant to the next; seeds at which a bound has no value are left out."""
 
@@ -135,7 +135,7 @@ def _ladder(
         return all(n[name].converged and math.isfinite(getattr(n[name], number)) for name in names)
 
     side: dict[str, float] = {"below": 0.0} if falls else {"above": 0.0}
-    measure = f"{words}, log10 of the ratio of a variant to the one before"
+    measure = f"{description}, log10 of the ratio of a variant to the one before"
     return Claim(text, _THEOREM.format(remark), measure, tuple(names), effect, premise=given, **side).quoting(*quote)  # type: ignore[arg-type]
 
 

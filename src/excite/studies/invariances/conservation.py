@@ -129,8 +129,8 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
             (model(x) - y).square().mean().backward()
             optimizer.step()
             if step in looks:
-                reading = ledger.read()
-                own = [reading[name] for name in names]
+                report = ledger.read()
+                own = [report[name] for name in names]
                 apart = [entry.off_diagonal for entry in own if entry.off_diagonal is not None]
                 curve.append((step, max(e.relative for e in own), max(m.relative for m in apart)))
                 on_progress(0.3 + 0.7 * step / steps)
@@ -197,16 +197,18 @@ def printed(model: Net, first: Mapping[str, Tensor]) -> float:
     return float(((law(now) - law(first)).abs().max() / scale).detach())
 
 
-def name(case: int, kind: str) -> str:
+def name(case: int, activation: str) -> str:
     """Name of the variant."""
-    return f"{case} {CASES[case][0]}, {kind}"
+    return f"{case} {CASES[case][0]}, {activation}"
 
 
 def variants(scale: CasesScale) -> list[Variant]:
     """Variants that are trained at a scale."""
     common = {"steps": scale.steps, "points": scale.points, "time": scale.time, "lr": 0.02}
     return [
-        Variant(name(case, kind), {**common, "case": case, "relu": kind == "ReLU"}) for case in CASES for kind in KINDS
+        Variant(name(case, activation), {**common, "case": case, "relu": activation == "ReLU"})
+        for case in CASES
+        for activation in KINDS
     ]
 
 
@@ -221,16 +223,16 @@ _QUOTES = {
 def claims(scale: CasesScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
 
-    def worst(kind: str, number: str, text: str, source: str, below: float) -> Claim:
-        own = tuple(name(case, kind) for case in CASES)
-        measure = f"largest relative change over the seven cases, {kind}"
+    def worst(activation: str, number: str, text: str, source: str, below: float) -> Claim:
+        own = tuple(name(case, activation) for case in CASES)
+        measure = f"largest relative change over the seven cases, {activation}"
         return Claim(
             text, source, measure, own, lambda n: max(getattr(n[a], number) for a in own), below=below, kind="exact"
         ).quoting(_QUOTES[source])
 
-    def least(kind: str, number: str, text: str, source: str, below: float) -> Claim:
-        own = tuple(name(case, kind) for case in CASES)
-        measure = f"log₁₀ of the smallest relative change over the seven cases, {kind}"
+    def least(activation: str, number: str, text: str, source: str, below: float) -> Claim:
+        own = tuple(name(case, activation) for case in CASES)
+        measure = f"log₁₀ of the smallest relative change over the seven cases, {activation}"
 
         def effect(n: Mapping[str, VariantResult]) -> float:
             return math.log10(min(getattr(n[a], number) for a in own))
@@ -285,19 +287,19 @@ def draw(
 
     cases: dict[str, dict[str, Any]] = {}
     for variant, seeds in details.items():
-        case, _, kind = variant.rpartition(", ")
-        cases.setdefault(case, {})[kind] = seeds[0]["curve"]
+        case, _, activation = variant.rpartition(", ")
+        cases.setdefault(case, {})[activation] = seeds[0]["curve"]
     columns = min(4, len(cases))
     rows = -(-len(cases) // columns)
     figure = Figure(figsize=(1 + 2.8 * columns, 1 + 2.7 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat[len(cases) :]:
         axis.axis("off")
-    for axis, (case, kinds) in zip(axes.flat, cases.items()):
-        for (kind, column), (colour, dashes, label) in _LINES.items():
-            if kind in kinds:
-                steps = [row[0] for row in kinds[kind]]
-                left = [max(row[column], _FLOOR) for row in kinds[kind]]
+    for axis, (case, lines) in zip(axes.flat, cases.items()):
+        for (activation, column), (colour, dashes, label) in _LINES.items():
+            if activation in lines:
+                steps = [row[0] for row in lines[activation]]
+                left = [max(row[column], _FLOOR) for row in lines[activation]]
                 axis.plot(steps, left, color=colour, linestyle=dashes, linewidth=1.8, label=label)
         axis.set(xscale="log", yscale="log", ylim=(_FLOOR, 10))
         axis.set_title(case, fontsize=9)

@@ -13,30 +13,30 @@ from excite.probes import LedgerReport
 from excite.probes.conserved.update_terms import PARTS
 
 
-def sizes(reading: LedgerReport) -> dict[str, float]:
+def sizes(report: LedgerReport) -> dict[str, float]:
     """Norms over all channels of all laws, relative to the norm of the squared weights: of the drift and of its parts."""
-    whole = torch.cat([entry.scale for entry in reading.entries]).norm()
+    total = torch.cat([entry.scale for entry in report.entries]).norm()
 
     def size(amount: Callable[[Any], Tensor]) -> float:
-        return float(torch.cat([amount(entry) for entry in reading.entries]).norm() / whole)
+        return float(torch.cat([amount(entry) for entry in report.entries]).norm() / total)
 
     result = {"drift": size(lambda e: e.drift), "rest": size(lambda e: e.residual)}
-    return result | {part: size(lambda e, part=part: e.terms[part]) for part in PARTS}  # type: ignore[misc]
+    return result | {term: size(lambda e, term=term: e.terms[term]) for term in PARTS}  # type: ignore[misc]
 
 
-def shares(reading: LedgerReport) -> dict[str, float]:
+def shares(report: LedgerReport) -> dict[str, float]:
     """By part ⟨part, drift⟩/‖drift‖² over all channels of all laws; with the rest they sum to one."""
-    drift = torch.cat([entry.drift for entry in reading.entries])
+    drift = torch.cat([entry.drift for entry in report.entries])
 
-    def share(part: str) -> float:
-        return float(torch.cat([entry.terms[part] for entry in reading.entries]) @ drift / (drift @ drift))
+    def share(term: str) -> float:
+        return float(torch.cat([entry.terms[term] for entry in report.entries]) @ drift / (drift @ drift))
 
-    return {part: share(part) for part in PARTS}
+    return {term: share(term) for term in PARTS}
 
 
-def imbalance(reading: LedgerReport) -> tuple[float, float]:
+def imbalance(report: LedgerReport) -> tuple[float, float]:
     """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and the remaining initial imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
-    entries = [entry for entry in reading.entries if entry.group.consumers]
+    entries = [entry for entry in report.entries if entry.group.consumers]
     first, now = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
     return float(now.norm() / first.norm()), float(now @ first / (first @ first))
 
@@ -53,17 +53,17 @@ def rate_of_decay(optimizer: torch.optim.Optimizer) -> float:
     return float(group["lr"] * group["weight_decay"] / retained)
 
 
-def growth(reading: LedgerReport) -> float:
+def growth(report: LedgerReport) -> float:
     """Squared weights in front of normalizations, now over at the start; NaN if there are none."""
-    entries = [entry for entry in reading.entries if entry.law == "norm"]
+    entries = [entry for entry in report.entries if entry.law == "norm"]
     first = sum(float(entry.start.sum()) for entry in entries)
     return sum(float(entry.value.sum()) for entry in entries) / first if first else math.nan
 
 
-def balances(reading: LedgerReport, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+def balances(report: LedgerReport, parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """By law with consumers, in the order of the network: ‖what makes its channels‖² / ‖what reads them‖²."""
     result = {}
-    for entry in reading.entries:
+    for entry in report.entries:
         if entry.group.consumers:
             made, read = (
                 sum(float(site.rows(parameters[site.parameter].detach()).double().square().sum()) for site in sites)

@@ -117,28 +117,28 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
             nn.functional.cross_entropy(model(data.x_train[own]), data.y_train[own]).backward()
             optimizer.step()
             if step in looks:
-                reading = ledger.read()
-                curve.append((step, sizes(reading)))
-                balance.append((step, balances(reading, parameters)))
+                report = ledger.read()
+                curve.append((step, sizes(report)))
+                balance.append((step, balances(report, parameters)))
                 on_progress(step / steps)
     with torch.no_grad():
         model.eval()
         right = (model(data.x_test[:500]).argmax(1) == data.y_test[:500]).float().mean().item()
     result = curve[-1][1]
-    apart, left = imbalance(reading)
+    apart, left = imbalance(report)
     values = {
         "drift": result["drift"],
-        **shares(reading),
-        "rest": max(entry.relative for entry in reading.entries),
+        **shares(report),
+        "rest": max(entry.relative for entry in report.entries),
         "imbalance": apart,
         "left": left,
         "forgotten": forgotten(left, rate_of_decay(optimizer), steps),
-        "growth": growth(reading),
-        "laws": float(len(reading.entries)),
-        "without": float(len(reading.unchecked)),
+        "growth": growth(report),
+        "laws": float(len(report.entries)),
+        "without": float(len(report.unchecked)),
         "right": right,
     }
-    laws = [{"name": e.name, "law": e.law, "drift": e.moved, "rest": e.relative} for e in reading.entries]
+    laws = [{"name": e.name, "law": e.law, "drift": e.moved, "rest": e.relative} for e in report.entries]
     return Outcome(values, {"curve": curve, "balance": balance, "laws": laws})
 
 
@@ -278,8 +278,8 @@ def _parts(study: Study, details: Mapping[str, list[Any]]) -> Figure:
     figure, axes = _panels(len(details))
     for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]
-        for part, (colour, dashes, label) in _LINES.items():
-            result = [(step, sizes[part]) for step, sizes in curve]
+        for term, (colour, dashes, label) in _LINES.items():
+            result = [(step, sizes[term]) for step, sizes in curve]
             # A part that does not occur keeps its place in the legend.
             shown = [(step, value) for step, value in result if value > _FLOOR]
             axis.plot(*(zip(*shown) if shown else ([], [])), color=colour, linestyle=dashes, linewidth=1.8, label=label)

@@ -36,7 +36,7 @@ SCALES = {
 
 def variants(scale: StepsScale) -> list[Variant]:
     """Variants that are trained at a scale."""
-    result = [Variant(kind, {"graphs": scale.steps, "slope": list(slope)}) for kind, slope in KINDS.items()]
+    result = [Variant(activation, {"graphs": scale.steps, "slope": list(slope)}) for activation, slope in KINDS.items()]
     return [
         *result,
         Variant(COUNTS, {"width": 8, "side": 8, "depths": [2, 4, 8]} if scale.name == "quick" else {"width": 64}),
@@ -69,13 +69,15 @@ def compared(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) ->
     errors, slopes, maximum, pattern = [], [], 0, 0.0
     for number in range(settings["graphs"]):
         net = graph(rng, tuple(settings["slope"]))
-        parts = decompose(net)
-        maximum = max(maximum, len(parts.paths))
+        decomposition = decompose(net)
+        maximum = max(maximum, len(decomposition.paths))
         for x in rng.normal(size=(POINTS, 3)):
-            errors.append(parts.error(x))
-            pattern = max(pattern, float(np.abs(parts.mu.gradient(parts.h(x)) - parts.active(x)).max()))
+            errors.append(decomposition.error(x))
+            pattern = max(
+                pattern, float(np.abs(decomposition.mu.gradient(decomposition.h(x)) - decomposition.active(x)).max())
+            )
         edge = list(net.weights)[int(rng.integers(len(net.weights)))]
-        result = parts.derivative(x, edge)
+        result = decomposition.derivative(x, edge)
         slopes.append(abs(result - differences(net, x, edge)) / max(1.0, abs(result)))
         on_progress((number + 1) / settings["graphs"])
     values = {"error": max(errors), "slope": float(np.median(slopes)), "pattern": pattern, "paths": float(maximum)}
@@ -110,14 +112,14 @@ def counted(width: int, side: int = 32, depths: Sequence[int] = (2, 4, 8, 16, 32
 def claims(scale: StepsScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
 
-    def exact(kind: str) -> Claim:
-        measure = f"{kind}: largest difference of ν and μ∘h, over the sum of absolute products h"
-        return Claim(f"ν = μ ∘ h with weights ±1, {kind}", "Training invariances, Lemma 2", measure, (kind,), lambda n: n[kind].error, below=1e-12, kind="exact").quoting(
+    def exact(activation: str) -> Claim:
+        measure = f"{activation}: largest difference of ν and μ∘h, over the sum of absolute products h"
+        return Claim(f"ν = μ ∘ h with weights ±1, {activation}", "Training invariances, Lemma 2", measure, (activation,), lambda n: n[activation].error, below=1e-12, kind="exact").quoting(
             "there exists a tree network μ : R^ρ → R such that ν = μ ∘ h where h : R^d → R^ρ is the path enumeration function of G"
         )  # fmt: skip
 
     return [
-        *(exact(kind) for kind in KINDS),
+        *(exact(activation) for activation in KINDS),
         Claim(
             "equation 2 is the derivative by a weight",
             "Training invariances, equation 2",

@@ -57,8 +57,8 @@ def variants(scale: RankScale) -> list[Variant]:
     result = []
     for names, leak in ((LINEAR, 1.0), (RELU, 0.0)):
         result += [Variant(name, {**base, "leak": leak, "loss": loss}) for loss, name in names.items()]
-    for (kind, small), many in zip(SMALL.items(), MANY.values()):
-        leak = 1.0 if kind == "linear" else 0.0
+    for (activation, small), many in zip(SMALL.items(), MANY.values()):
+        leak = 1.0 if activation == "linear" else 0.0
         result.append(Variant(small, {**base, "leak": leak, "loss": "squared", "gain": 0.1, "lr": 5e-3}))
         result.append(Variant(many, {**base, "leak": leak, "loss": "classes", "widths": [*scale.widths, 3]}))
     two = {**base, "widths": [2, 2, 1], "points": 2, "leak": 0.0, "loss": "logistic", "two points": True}
@@ -284,14 +284,14 @@ def _settling_and_conservation() -> list[Claim]:
         ),
         *(
             Claim(
-                f"W₂'W₂ − W₁W₁' is conserved off the diagonal, {kind} networks",
+                f"W₂'W₂ − W₁W₁' is conserved off the diagonal, {activation} networks",
                 "Training invariances, Lemma 3",
                 f"{name}: largest change of an entry over ‖W‖²_F",
                 (name,),
                 lambda n, name=name: n[name].off,  # type: ignore[misc]
                 below=0.01,
             ).quoting(_PAIRS, "threshold")
-            for kind, name in (("linear", LINEAR["logistic"]), ("ReLU", RELU["logistic"]))
+            for activation, name in (("linear", LINEAR["logistic"]), ("ReLU", RELU["logistic"]))
         ),
         Claim(
             "and on the diagonal, ReLU networks",

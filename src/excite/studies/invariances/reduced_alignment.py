@@ -39,9 +39,9 @@ SCALES = {
 def variants(scale: StepsScale) -> list[Variant]:
     """Variants that are trained at a scale."""
     return [
-        Variant(names[kind], {"steps": scale.steps, "blocks": blocks, "relu": kind == "ReLU"})
+        Variant(names[activation], {"steps": scale.steps, "blocks": blocks, "relu": activation == "ReLU"})
         for blocks, names in (("convolutions", CONV), ("residual", FREE), ("dense", DENSE))
-        for kind in ("linear", "ReLU")
+        for activation in ("linear", "ReLU")
     ]
 
 
@@ -151,10 +151,10 @@ def claims(scale: StepsScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     source = "Training invariances, Theorem 2"
 
-    def never(variant: str, words: str) -> Claim:
+    def never(variant: str, description: str) -> Claim:
         measure = f"{variant}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
         return Claim(
-            f"equation 13 with 2 for 8, {words}",
+            f"equation 13 with 2 for 8, {description}",
             source,
             measure,
             (variant,),
@@ -163,14 +163,19 @@ def claims(scale: StepsScale) -> list[Claim]:
             kind="universal",
         ).quoting("(1/(8^{N_r(j)} V_c(j))) ‖W_j(t)‖²_F − ‖W_j(t)‖²_2 ≤ D", "stronger")
 
-    def limit(variant: str, words: str) -> Claim:
+    def limit(variant: str, description: str) -> Claim:
         measure = f"{variant}: least measured ratio minus the limit, at the end (norms are finite: up to 0.05 below)"
         return Claim(
-            f"equation 14 with 2 for 8, {words}", source, measure, (variant,), lambda n: n[variant].above, above=-0.05
+            f"equation 14 with 2 for 8, {description}",
+            source,
+            measure,
+            (variant,),
+            lambda n: n[variant].above,
+            above=-0.05,
         ).quoting("1/min(rank(W_k), 8^{N_r(j)} V_c(j)) ≤ ‖W_k(t)‖²_2 / ‖W_k(t)‖²_F ≤ 1", "stronger")
 
-    def below_one(variant: str, words: str) -> Claim:
-        text = f"alignment is reduced: some layer stays below 0.99, {words}"
+    def below_one(variant: str, description: str) -> Claim:
+        text = f"alignment is reduced: some layer stays below 0.99, {description}"
         return Claim(
             text, f"after {source}", f"{variant}: least ratio", (variant,), lambda n: n[variant].ratio, below=0.99
         ).quoting(
@@ -180,11 +185,11 @@ def claims(scale: StepsScale) -> list[Claim]:
     names = {"linear convolutions": CONV["linear"], "linear residual blocks": FREE["linear"], "linear, fully connected": DENSE["linear"]}  # fmt: skip
     nonlinear = {"ReLU convolutions": CONV["ReLU"], "ReLU residual blocks": FREE["ReLU"], "ReLU, fully connected": DENSE["ReLU"]}  # fmt: skip
     return [
-        *(never(variant, words) for words, variant in names.items()),
-        *(limit(variant, words) for words, variant in names.items()),
-        *(never(variant, words) for words, variant in nonlinear.items()),
-        *(limit(variant, words) for words, variant in nonlinear.items()),
-        *(below_one(variant, words) for words, variant in names.items()),
+        *(never(variant, description) for description, variant in names.items()),
+        *(limit(variant, description) for description, variant in names.items()),
+        *(never(variant, description) for description, variant in nonlinear.items()),
+        *(limit(variant, description) for description, variant in nonlinear.items()),
+        *(below_one(variant, description) for description, variant in names.items()),
     ]
 
 

@@ -134,7 +134,7 @@ def _find_file(study: Study, file: str | os.PathLike[str] | None, scale: str | N
 def _read(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if not all(isinstance(stored[key], kind) for key, kind in _EXPECTED.items()):
+        if not all(isinstance(stored[key], expected_type) for key, expected_type in _EXPECTED.items()):
             raise TypeError("study, scale, numbers or verdicts")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): expected the numbers.json of a study") from error

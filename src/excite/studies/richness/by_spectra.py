@@ -51,16 +51,16 @@ STATES = (*PARTS, "untrained")
 def signals(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     """The hidden signals of "papers-cnn", (B, width) each: behind the activation of every affine layer, and pooled."""
     result: dict[str, Tensor] = {}
-    kind, count = "", {"conv": 0, "linear": 0}
+    name_of_type, count = "", {"conv": 0, "linear": 0}
     for module in model:
         x = module(x)
         if isinstance(module, nn.Conv2d | nn.Linear):
-            kind = "conv" if isinstance(module, nn.Conv2d) else "linear"
-            count[kind] += 1
+            name_of_type = "conv" if isinstance(module, nn.Conv2d) else "linear"
+            count[name_of_type] += 1
         elif isinstance(module, nn.MaxPool2d):
             result[f"pooled{count['conv']}"] = x.flatten(1)
         elif not isinstance(module, nn.Dropout | nn.Flatten):
-            result[f"{kind}{count[kind]}"] = x.flatten(1)
+            result[f"{name_of_type}{count[name_of_type]}"] = x.flatten(1)
     return result
 
 
@@ -72,8 +72,8 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
     """
     moments: dict[str, Moments] = {}
     with eval_mode(model), torch.no_grad():
-        for part in x.split(batch):
-            for name, signal in signals(model, part).items():
+        for batch_of_x in x.split(batch):
+            for name, signal in signals(model, batch_of_x).items():
                 if name not in moments:
                     width = signal.shape[1]
                     moments[name] = Moments(width, width, device=signal.device, block=min(len(x) + 1, width))
@@ -81,12 +81,12 @@ def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict
     result = {}
     for name, summed in moments.items():
         spectrum = summed.covariance()
-        shares = np.cumsum(spectrum.values) / max(spectrum.total, np.finfo(float).tiny)
+        explained = np.cumsum(spectrum.values) / max(spectrum.total, np.finfo(float).tiny)
         result[name] = {
             "width": spectrum.width,
             "points": len(x),
-            "explained": shares[:COMPONENTS].tolist(),
-            "components99": int((shares < 0.99).sum()) + 1,
+            "explained": explained[:COMPONENTS].tolist(),
+            "components99": int((explained < 0.99).sum()) + 1,
             "effective": float(spectrum.effective_rank),
             "rank": float(spectrum.rank),
         }
@@ -159,7 +159,7 @@ class BySpectra:
         with load_run(job.folder) as run:
             try:
                 spectra = run.read_json("spectra")
-                values = {f"accuracy_{part}": float(spectra["accuracy"][part]) for part in PARTS}
+                values = {f"accuracy_{split}": float(spectra["accuracy"][split]) for split in PARTS}
                 for name in LAYERS:
                     test, train, before = (spectra[state][name] for state in ("test", "train", "untrained"))
                     values[f"effective_{name}"] = float(test["effective"])
@@ -183,10 +183,10 @@ class BySpectra:
             "figure": ("Variance explained by the first components", variance_figure(details[first], LAYERS, title))
         }
         if len(details) > 1:
-            words = {name: f"{LAYERS[name]}" for name in SEEN}
+            labels = {name: f"{LAYERS[name]}" for name in SEEN}
             result["variants"] = (
                 "Effective rank of every variant, layer by layer",
-                variants_figure(numbers, words, title),
+                variants_figure(numbers, labels, title),
             )
         return result
 
@@ -206,8 +206,8 @@ def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (words, names) in zip(axes, PANELS.items()):
         for number, name in enumerate(names):
-            shares = [100 * np.array(seed["train"][name]["explained"]) for seed in seeds]
-            fraction = np.stack(shares)
+            explained = [100 * np.array(seed["train"][name]["explained"]) for seed in seeds]
+            fraction = np.stack(explained)
             at = np.arange(1, fraction.shape[1] + 1)
             colour, dashes = COLOURS[number], DASHES[number]
             label = f"{layers[name]} ({seeds[0]['train'][name]['width']:,} units)"
@@ -228,7 +228,7 @@ def variants_figure(numbers: Sequence[VariantResult], layers: Mapping[str, str],
     variants = list(dict.fromkeys(number.variant for number in numbers))
     figure = Figure(figsize=(13, 1.6 + 0.4 * len(variants)), layout="constrained")
     axes = figure.subplots(1, len(layers), sharey=True)
-    for axis, (name, words) in zip(axes, layers.items()):
+    for axis, (name, label) in zip(axes, layers.items()):
         for row, variant in enumerate(["untrained", *variants]):
             of, kind = (variants[0], "untrained") if variant == "untrained" else (variant, "effective")
             values = [float(getattr(number, f"{kind}_{name}")) for number in numbers if number.variant == of]
@@ -238,7 +238,7 @@ def variants_figure(numbers: Sequence[VariantResult], layers: Mapping[str, str],
             if row == 1:
                 axis.axvline(float(np.mean(values)), color=COLOURS[0], linewidth=0.8, linestyle=":")
         width = int(getattr(numbers[0], f"width_{name}"))
-        axis.set(title=f"{words}\n({width:,} units)", xscale="log", xlabel="effective rank (logarithmic)")
+        axis.set(title=f"{label}\n({width:,} units)", xscale="log", xlabel="effective rank (logarithmic)")
         low, high = axis.get_xlim()
         ticks = [tick for tick in TICKS if low <= tick <= high]
         axis.set_xticks(ticks, [str(tick) for tick in ticks])

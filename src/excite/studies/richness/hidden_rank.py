@@ -151,10 +151,10 @@ def _by_layer(scale: TrainingScale) -> list[Claim]:
     ]
 
 
-def _ratio(kind: str, over: str | None, layer: str) -> Effect:
+def _ratio(measure: str, over: str | None, layer: str) -> Effect:
     """A number of plain training over another one of the same layer, or by itself."""
     return lambda n: (
-        float(getattr(n[PLAIN], f"{kind}_{layer}"))
+        float(getattr(n[PLAIN], f"{measure}_{layer}"))
         / (1.0 if over is None else float(getattr(n[PLAIN], f"{over}_{layer}")))
     )
 

@@ -65,15 +65,15 @@ def network(seed: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def points(kind: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def points(dataset: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Eights and nines, or as many random points of full rank with the labels of a random half-space."""
     data = load("digits", classes=(8, 9), seed=seed)
-    parts = (data.x_train.flatten(1), data.y_train, data.x_test.flatten(1), data.y_test)
-    if kind == "digits":
-        return parts
+    tensors = (data.x_train.flatten(1), data.y_train, data.x_test.flatten(1), data.y_test)
+    if dataset == "digits":
+        return tensors
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(WIDTHS[0], generator=generator)
-    x, new = (torch.rand(len(part), WIDTHS[0], generator=generator) * 2 - 1 for part in (parts[0], parts[2]))
+    x, new = (torch.rand(len(tensor), WIDTHS[0], generator=generator) * 2 - 1 for tensor in (tensors[0], tensors[2]))
     return x, (x @ normal > 0).long(), new, (new @ normal > 0).long()
 
 
@@ -145,7 +145,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         **{f"rank{tenth}": rank for tenth, rank in enumerate(ranks)},
         "raw": dimension / WIDTHS[0],
     }
-    flags = tuple(f"{part}: {flag}" for part, curve in zip(("training", "test"), curves) for flag in curve.flags)
+    flags = tuple(f"{split}: {flag}" for split, curve in zip(("training", "test"), curves) for flag in curve.flags)
     return Outcome(values, {"ranks": ranks}, flags)
 
 
@@ -206,7 +206,7 @@ def draw(
         left.plot(at, ranks.mean(0), color=COLOURS[number], linewidth=1.8, label=variant)
         left.fill_between(at, ranks.min(0), ranks.max(0), color=COLOURS[number], alpha=0.15, linewidth=0)
         if variant != FULL:
-            own = [found for found in numbers if found.variant == variant]
+            own = [result for result in numbers if result.variant == variant]
             right.plot(
                 [n.margin_test for n in own],
                 [n.gap for n in own],

@@ -46,26 +46,28 @@ def variants(scale: StepsScale) -> list[Variant]:
     return [Variant(name, {**base, "omega": omega}) for name, omega in zip(VARIANTS, FREQUENCIES)]
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
+def compute(
+    settings_and_seeds: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress
+) -> list[Outcome]:
     """All networks at once; those of a seed share points, first weights and order."""
-    settings, place = parts[0][0], find_device(device)
-    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
+    settings, place = settings_and_seeds[0][0], find_device(device)
+    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in settings_and_seeds]
     x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
     widths = settings["widths"]
     trained = ensemble(
-        [build("mlp", seed=seed, inputs=10, widths=widths).to(place) for _, seed in parts],
+        [build("mlp", seed=seed, inputs=10, widths=widths).to(place) for _, seed in settings_and_seeds],
         x,
         y,
         epochs=settings["epochs"],
         lr=settings["lr"],
-        seeds=[seed for _, seed in parts],
+        seeds=[seed for _, seed in settings_and_seeds],
         test=(x_test, y_test),
         window=min(LAST, settings["epochs"]) * settings["points"],
         layers="all",
         progress=lambda _, done, total: on_progress(done / total),
     )
     result = []
-    for i in range(len(parts)):
+    for i in range(len(settings_and_seeds)):
         loss, test = trained.loss[i].numpy(), trained.test_loss[i].numpy()  # type: ignore[index]
         epochs = trained.trajectories[0].counts.numpy() / settings["points"]
         lengths = [trajectory.length[i].numpy() / epochs for trajectory in trained.trajectories]
@@ -128,9 +130,9 @@ def draw(
     panels += [(name, f"bias {name.removeprefix('length_')}: length of an epoch") for name in layers]
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     axes = list(figure.subplots(2, (len(panels) + 1) // 2).flat)
-    for axis, (name, words) in zip(axes, panels):
+    for axis, (name, label) in zip(axes, panels):
         curves(axis, details, name)
-        axis.set(title=words, xlabel="epoch", yscale="log" if name in ("loss", "test") else "linear")
+        axis.set(title=label, xlabel="epoch", yscale="log" if name in ("loss", "test") else "linear")
         if name not in ("loss", "test"):
             axis.set_ylim(0, 1.15 * axis.dataLim.ymax)
         axis.grid(alpha=0.3)
@@ -140,8 +142,8 @@ def draw(
     )
     for axis in axes[len(panels) :]:
         axis.axis("off")
-    handles, words = axes[0].get_legend_handles_labels()
-    axes[-1].legend(handles, words, loc="center", fontsize=11, frameon=False)
+    handles, label = axes[0].get_legend_handles_labels()
+    axes[-1].legend(handles, label, loc="center", fontsize=11, frameon=False)
     figure.suptitle(f"{study.title}\n{bands(details)}", fontsize=12)
     return {"figure": (f"{study.title}: losses, and the length of an epoch for every bias, by frequency", figure)}
 

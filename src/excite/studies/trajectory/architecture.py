@@ -63,12 +63,12 @@ def variants(scale: StepsScale) -> list[Variant]:
     ]
 
 
-def network(kind: str, seed: int) -> nn.Sequential:
+def network(architecture: str, seed: int) -> nn.Sequential:
     """Weights are PyTorch's, but for the first."""
     size = _SIDE * _SIDE
     with seeded_weights(seed):
         first = nn.Linear(size, size)
-        if kind == "mlp":
+        if architecture == "mlp":
             rest: list[nn.Module] = [nn.Linear(size, 512), nn.ReLU(), nn.Linear(512, 1), nn.Sigmoid()]
         else:
             rest = [
@@ -135,11 +135,11 @@ def with_a_probe(
 @torch.no_grad()
 def test_loss(model: nn.Module, data: Dataset) -> float:
     """Mean binary cross-entropy on the test images."""
-    parts = [
+    losses = [
         functional.binary_cross_entropy(model(x.flatten(1))[:, 0], y.to(x), reduction="sum")
         for x, y in zip(data.x_test.split(200), data.y_test.split(200))
     ]
-    return float(sum(parts)) / len(data.x_test)
+    return float(sum(losses)) / len(data.x_test)
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
@@ -163,14 +163,16 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     return Outcome(values, detail)
 
 
-def _compare(text: str, name: str, words: str, images: int, **limit: Any) -> Claim:
+def _compare(text: str, name: str, description: str, images: int, **limit: Any) -> Claim:
     """The convolutional network's number over the fully connected one's."""
-    plain, conv = (name_of(kind, images) for kind in NETWORKS)
+    plain, conv = (name_of(architecture, images) for architecture in NETWORKS)
 
     def effect(n: Mapping[str, VariantResult]) -> float:
         return math.log10(getattr(n[conv], name) / getattr(n[plain], name))
 
-    return Claim(text, _PAPER, f"{words}, log10 of convolutional over fully connected", (plain, conv), effect, **limit)
+    return Claim(
+        text, _PAPER, f"{description}, log10 of convolutional over fully connected", (plain, conv), effect, **limit
+    )
 
 
 _COMPLEX = "the MLP is learning a more complex function than the CNN"
@@ -211,9 +213,9 @@ def draw(
     axes = figure.subplots(len(sizes), len(_PANELS), squeeze=False)
     for row, size in zip(axes, sizes):
         own = {variant.split(", ")[0]: detail for variant, detail in details.items() if variant.endswith(size)}
-        for axis, (name, words) in zip(row, _PANELS):
+        for axis, (name, label) in zip(row, _PANELS):
             curves(axis, own, name, "steps", (COLOURS[2], COLOURS[1]))
-            axis.set(title=f"{words}, {size}", xlabel="step")
+            axis.set(title=f"{label}, {size}", xlabel="step")
             axis.locator_params(axis="x", nbins=4)
             axis.grid(alpha=0.3)
             if name == "length":

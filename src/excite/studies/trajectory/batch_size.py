@@ -54,25 +54,30 @@ def variants(scale: StepsScale) -> list[Variant]:
     return [Variant(name(w, size), {**base, "omega": w, "batch": size}) for w in FREQUENCIES for size in SIZES]
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
+def compute(
+    settings_and_seeds: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress
+) -> list[Outcome]:
     """One ensemble for each batch size."""
     place = find_device(device)
     result: dict[int, Outcome] = {}
-    sizes = sorted({settings["batch"] for settings, _ in parts})
+    sizes = sorted({settings["batch"] for settings, _ in settings_and_seeds})
     for turn, size in enumerate(sizes):
-        chosen = [i for i, (settings, _) in enumerate(parts) if settings["batch"] == size]
-        settings = parts[chosen[0]][0]
-        drawn = [points(parts[i][0]["omega"], parts[i][1], settings["points"], settings["test"]) for i in chosen]
+        chosen = [i for i, (settings, _) in enumerate(settings_and_seeds) if settings["batch"] == size]
+        settings = settings_and_seeds[chosen[0]][0]
+        drawn = [
+            points(settings_and_seeds[i][0]["omega"], settings_and_seeds[i][1], settings["points"], settings["test"])
+            for i in chosen
+        ]
         x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
         epoch = math.ceil(settings["points"] / size)
         trained = ensemble(
-            [network(parts[i][1], settings["widths"]).to(place) for i in chosen],
+            [network(settings_and_seeds[i][1], settings["widths"]).to(place) for i in chosen],
             x,
             y,
             epochs=max(1, settings["steps"] // epoch),
             batch=size,
             lr=settings["lr"],
-            seeds=[parts[i][1] for i in chosen],
+            seeds=[settings_and_seeds[i][1] for i in chosen],
             test=(x_test, y_test),
             window=max(1, settings["steps"] // _WINDOWS),
             progress=lambda _, done, total, turn=turn: on_progress((turn + done / total) / len(sizes)),  # type: ignore[misc]
@@ -90,7 +95,7 @@ def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_prog
             }
             curves = {"steps": at, "loss": loss, "mean": mean, "test": test}
             result[i] = Outcome(values, {key: thinned(curve) for key, curve in curves.items()})
-    return [result[i] for i in range(len(parts))]
+    return [result[i] for i in range(len(settings_and_seeds))]
 
 
 def _longer(size: int) -> Claim:
@@ -153,12 +158,12 @@ def draw(
         ("mean", "normalized update, mean over samples", "linear"),
         ("test", "test loss", "log"),
     )
-    for axis, (name, words, how) in zip(axes, panels):
+    for axis, (name, label, how) in zip(axes, panels):
         for number, (variant, repeats) in enumerate(details.items()):
             half = max(1, len(details) // 2)
             colour = COLOURS[3 * (number // half)] if number // half < 2 else COLOURS[1]
             curve(axis, repeats, name, "steps", variant, colour, DASHES[(number % half) % len(DASHES)])
-        axis.set(title=words, xlabel="step, thousands", yscale=how)
+        axis.set(title=label, xlabel="step, thousands", yscale=how)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}")
         axis.grid(alpha=0.3)
     axes[1].set_ylim(bottom=0)

@@ -78,19 +78,19 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     labels = corrupted(data.y_train.reshape(-1).float(), settings["share"], seed)
     mark = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
     keep = folder / f"progress-{mark}.safetensors"
-    found = train(
+    result = train(
         network(seed, settings["widths"]),
         (data.x_train, labels, data.x_test, data.y_test.reshape(-1).float()),
         TrainingLength(settings["epochs"], settings["lr"], settings["decay"]),
         seed=seed, device=find_device(device), keep=keep, on_progress=on_progress,
     )  # fmt: skip
     keep.unlink(missing_ok=True)
-    return outcome(found)
+    return outcome(result)
 
 
-def outcome(found: dict[str, Tensor]) -> Outcome:
+def outcome(result: dict[str, Tensor]) -> Outcome:
     """Numbers of a finished training."""
-    curve = {name: values.numpy() for name, values in found.items()}
+    curve = {name: values.numpy() for name, values in result.items()}
     last = min(LAST, len(curve["loss"]))
     values = {
         "loss": float(curve["loss"][-last:].mean()),
@@ -98,7 +98,7 @@ def outcome(found: dict[str, Tensor]) -> Outcome:
         "theirs": float(curve["theirs"][-last:].mean()),
         "total": float(curve["length"].sum()),
         "test": float(curve["test"][-last:].mean()),
-        "variance": variance(found, last),
+        "variance": variance(result, last),
         "distance": float(curve["distance"][-last:].mean()),
     }
     detail = {name: _short(curve[name]) for name in ("loss", "length", "theirs", "test", "distance")}
@@ -122,14 +122,14 @@ _GROWS = "the trajectory length of NNs grows with the complexity of the function
 def claims(scale: ImagesScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     late = f"mean of the last {LAST} epochs"
-    length, theirs = f"length per epoch, {late}", f"length per epoch with the reciprocal, {late}"
+    length, reciprocal = f"length per epoch, {late}", f"length per epoch with the reciprocal, {late}"
     return [
         _LADDER.each("training slows down with corruption", f"{_PAPER}, figure 2d", "loss", f"training loss, {late}").quoting(_SLOWS),
         _LADDER.each("the trajectory of an epoch is longer the more labels are corrupted", f"{_PAPER}, figure 2e", "trajectory", length).quoting(_LONGER),
         _LADDER.ends("the trajectory of an epoch is longer with 60 % corrupted than with none", f"{_PAPER}, figure 2e", "trajectory", length).quoting(_LONGER, "weaker"),
         _LADDER.each("normalized by the reciprocal, as the authors' program does, it is longer the more labels are corrupted",
-                 f"not in the paper: the authors' program of {_PAPER}", "theirs", theirs),
-        _LADDER.ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"not in the paper: the authors' program of {_PAPER}", "theirs", theirs),
+                 f"not in the paper: the authors' program of {_PAPER}", "theirs", reciprocal),
+        _LADDER.ends("normalized by the reciprocal it is longer with 60 % corrupted than with none", f"not in the paper: the authors' program of {_PAPER}", "theirs", reciprocal),
         _LADDER.each("the test loss grows with corruption", f"{_PAPER}, figure 2f", "test", f"test loss, {late}").quoting(_TEST),
         _LADDER.each("the variance of the bias near the end grows with corruption", f"{_PAPER}, figure 3c", "variance", "variance").quoting(_SAME),
         _LADDER.ends("the variance of the bias is larger with 60 % corrupted than with none", f"{_PAPER}, figure 3c", "variance", "variance").quoting(_SAME, "weaker"),
@@ -163,16 +163,16 @@ def draw(
     figure = Figure(figsize=(15, 6.8), layout="constrained")
     axes = list(figure.subplots(2, 4).flat)
     order = [0, 1, 2, 4, 5, 6]
-    for axis, (name, words, how) in zip([axes[i] for i in order], _CURVES):
+    for axis, (name, label, how) in zip([axes[i] for i in order], _CURVES):
         curves(axis, details, name)
-        axis.set_title(words, fontsize=11)
+        axis.set_title(label, fontsize=11)
         axis.set(xlabel="epoch", yscale=how)
         if how == "linear":
             axis.set_ylim(bottom=0)
-    for axis, (name, words) in zip((axes[3], axes[7]), _DOTS):
+    for axis, (name, label) in zip((axes[3], axes[7]), _DOTS):
         dots(axis, list(details), numbers, name)
         axis.set_xticks(range(len(details)), [variant.removesuffix(" corrupted") for variant in details])
-        axis.set_title(words, fontsize=11)
+        axis.set_title(label, fontsize=11)
         axis.set(xlabel="corrupted labels", yscale="log")
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -54,9 +54,9 @@ SCALES = {
 def variants(scale: StepsScale) -> list[Variant]:
     """Depths at one frequency, and frequencies at one depth."""
     base = {"steps": scale.steps, "lr": 0.02}
-    found = {name: {**base, "depth": depth, "omega": 0.5} for name, depth in zip(BY_DEPTH, DEPTHS)}
-    found |= {name: {**base, "depth": MIDDLE, "omega": omega} for name, omega in zip(BY_OMEGA, OMEGAS)}
-    return [Variant(name, config) for name, config in found.items()]
+    settings = {name: {**base, "depth": depth, "omega": 0.5} for name, depth in zip(BY_DEPTH, DEPTHS)}
+    settings |= {name: {**base, "depth": MIDDLE, "omega": omega} for name, omega in zip(BY_OMEGA, OMEGAS)}
+    return [Variant(name, config) for name, config in settings.items()]
 
 
 def network(inputs: int, depth: int, seed: int) -> nn.Sequential:
@@ -104,7 +104,7 @@ def train(
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Trains a network and computes the bounds."""
     data = load("frequencies", train=_POINTS, test=_NEW, seed=seed, omega=settings["omega"])
-    x, y, new = (part.double() for part in (data.x_train, data.y_train.reshape(-1, 1), data.x_test))
+    x, y, new = (tensor.double() for tensor in (data.x_train, data.y_train.reshape(-1, 1), data.x_test))
     model = network(x.shape[1], settings["depth"], seed)
     moved, bound = train(model, x, y, settings["lr"], settings["steps"], seed, on_progress)
     updates, slopes = sizes(model, x)
@@ -151,10 +151,10 @@ def claims(scale: StepsScale) -> list[Claim]:
         ).quoting("the Lipschitz constant of f^(t) […] is bounded by"),
         *(
             Claim(
-                f"the first tenth of training makes up more than half of {words}, {name}", f"{_PAPER}, section 1 and Corollary 3",
+                f"the first tenth of training makes up more than half of {description}, {name}", f"{_PAPER}, section 1 and Corollary 3",
                 f"{name}: share of the first tenth of the steps", (name,), lambda n, name=name, number=number: getattr(n[name], number), above=0.5,  # type: ignore[misc]
             ).quoting(_EARLY, "threshold")
-            for number, words in (("early", "the bound of Corollary 3"), ("early_moved", "the way of the bias"))
+            for number, description in (("early", "the bound of Corollary 3"), ("early_moved", "the way of the bias"))
             for name in BY_OMEGA
         ),
         Claim(
@@ -190,7 +190,7 @@ def draw(
     left.legend(fontsize=9)
     for name, label, colour in (("early", "first tenth's share of the bound of Corollary 3", COLOURS[3]), ("portion", f"new points with a bound ≤ {PORTION:g}", COLOURS[0])):  # fmt: skip
         for omega, variant in zip(OMEGAS, BY_OMEGA):
-            values = [getattr(found, name) for found in numbers if found.variant == variant]
+            values = [getattr(result, name) for result in numbers if result.variant == variant]
             right.plot(
                 [omega] * len(values),
                 values,

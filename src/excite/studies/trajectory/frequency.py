@@ -65,30 +65,32 @@ def points(omega: float, seed: int, train: int = 100, test: int = 30) -> tuple[T
     return data.x_train, data.y_train, data.x_test, data.y_test
 
 
-def compute(parts: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress) -> list[Outcome]:
+def compute(
+    settings_and_seeds: Sequence[tuple[Mapping[str, Any], int]], device: str, on_progress: OnProgress
+) -> list[Outcome]:
     """All networks at once. Those of a seed share points, first weights and order; only targets differ."""
-    settings = parts[0][0]
+    settings = settings_and_seeds[0][0]
     place = find_device(device)
-    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in parts]
+    drawn = [points(own["omega"], seed, own["points"], own["test"]) for own, seed in settings_and_seeds]
     x, y, x_test, y_test = (torch.stack(tensors).to(place) for tensors in zip(*drawn))
     result = ensemble(
-        [network(seed, settings["widths"]).to(place) for _, seed in parts],
+        [network(seed, settings["widths"]).to(place) for _, seed in settings_and_seeds],
         x,
         y,
         epochs=settings["epochs"],
-        lr=[own["lr"] for own, _ in parts],
-        seeds=[seed for _, seed in parts],
+        lr=[own["lr"] for own, _ in settings_and_seeds],
+        seeds=[seed for _, seed in settings_and_seeds],
         test=(x_test, y_test),
         progress=lambda phase, done, total: on_progress(done / total),
     )
-    return [outcome(result, i) for i in range(len(parts))]
+    return [outcome(result, i) for i in range(len(settings_and_seeds))]
 
 
-def outcome(found: Ensemble, i: int) -> Outcome:
+def outcome(ensemble_result: Ensemble, i: int) -> Outcome:
     """Numbers of network i of an ensemble that claims use, and its curves."""
-    assert found.test_loss is not None
-    loss, test = found.loss[i].numpy(), found.test_loss[i].numpy()
-    length, total = found.trajectory.length[i].numpy(), found.trajectory.total[i].numpy()
+    assert ensemble_result.test_loss is not None
+    loss, test = ensemble_result.loss[i].numpy(), ensemble_result.test_loss[i].numpy()
+    length, total = ensemble_result.trajectory.length[i].numpy(), ensemble_result.trajectory.total[i].numpy()
     last = min(LAST, len(loss))
     fitted = np.flatnonzero(loss < FIT)
     at = int(fitted[0]) if len(fitted) else None
@@ -100,8 +102,8 @@ def outcome(found: Ensemble, i: int) -> Outcome:
         "total_third": float(total[len(total) // 3]),
         "total_fit": float(total[at]) if at is not None else math.nan,
         "test": float(test[-last:].mean()),
-        "variance": float(found.trajectory.variance(last)[i]),
-        "distance": float(found.trajectory.distance[i, -1]),
+        "variance": float(ensemble_result.trajectory.variance(last)[i]),
+        "distance": float(ensemble_result.trajectory.distance[i, -1]),
     }
     detail = {
         "epochs": thinned(np.arange(1.0, len(loss) + 1)),
@@ -114,10 +116,10 @@ def outcome(found: Ensemble, i: int) -> Outcome:
     return Outcome(values, detail, flags)
 
 
-def thinned(curve: np.ndarray[Any, np.dtype[np.float64]], most: int = 300) -> list[float]:
-    """Means of so many neighbours that at most `most` numbers are left, with five digits."""
-    parts = np.array_split(curve, min(most, len(curve)))
-    return [float(f"{part.mean():.5g}") for part in parts]
+def thinned(curve: np.ndarray[Any, np.dtype[np.float64]], max_points: int = 300) -> list[float]:
+    """Means of so many neighbours that at most `max_points` numbers are left, with five digits."""
+    chunks = np.array_split(curve, min(max_points, len(curve)))
+    return [float(f"{chunk.mean():.5g}") for chunk in chunks]
 
 
 def _together(n: Mapping[str, VariantResult]) -> float:
@@ -189,14 +191,14 @@ def draw(
 
     figure = Figure(figsize=(12, 7.2), layout="constrained")
     axes = list(figure.subplots(2, 3).flat)
-    for axis, (name, words, how) in zip(axes, _CURVES):
+    for axis, (name, label, how) in zip(axes, _CURVES):
         curves(axis, details, name)
-        axis.set(title=words, xlabel="epoch", yscale=how)
+        axis.set(title=label, xlabel="epoch", yscale=how)
         if how == "linear":
             axis.set_ylim(bottom=0)
-    for axis, (name, words) in zip(axes[len(_CURVES) :], _DOTS):
+    for axis, (name, label) in zip(axes[len(_CURVES) :], _DOTS):
         dots(axis, list(details), numbers, name)
-        axis.set(title=words, xlabel="frequency ω", yscale="log")
+        axis.set(title=label, xlabel="frequency ω", yscale="log")
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[0].legend(loc="lower left", fontsize=9, framealpha=0.9)

@@ -166,7 +166,7 @@ def train(
         sums = (learner.sums / len(x)).cpu()
         mean = (learner.moved / len(x)).cpu()
         with torch.no_grad():
-            logits = torch.cat([model(part).reshape(-1) for part in x_test.split(500)])
+            logits = torch.cat([model(batch_of_x).reshape(-1) for batch_of_x in x_test.split(500)])
             test = F.binary_cross_entropy_with_logits(logits.double(), y_test.double())
         result = {
             "loss": sums[0], "length": sums[1] * len(x), "theirs": sums[2] * len(x), "raw": sums[3] * len(x),
@@ -191,7 +191,7 @@ def write(keep: Path, done: int, curves: dict[str, Tensor], means: Tensor, model
     write_bytes(keep, save({"done": torch.tensor(done), "means": means, **named, **weights}))
 
 
-def variance(found: dict[str, Tensor], last: int) -> float:
+def variance(result: dict[str, Tensor], last: int) -> float:
     """avg ‖b(t) − avg b‖² over the steps of the last epochs (Corollary 2): within epochs, and between their means."""
-    means = found["means"][-last:]
-    return float(found["spread"][-last:].mean() + (means - means.mean(0)).square().sum(1).mean())
+    means = result["means"][-last:]
+    return float(result["spread"][-last:].mean() + (means - means.mean(0)).square().sum(1).mean())

@@ -134,8 +134,8 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     exact = empty_region(model, x, local(model, x), new, beta=1.0)
     truth = result.slopes.reshape(-1)
     ratios, tighter = _ratios(measured, truth), _ratios(exact, truth)
-    steep = measured.reached & (truth > 1e-12)
-    bounds, slopes = measured.values[steep], truth[steep]
+    has_slope = measured.reached & (truth > 1e-12)
+    bounds, slopes = measured.values[has_slope], truth[has_slope]
     with torch.no_grad():
         loss = float((model(x)[:, 0] - y).square().mean())
     error = result.outputs[..., 0] - _wave(settings["omega"], result)
@@ -186,7 +186,7 @@ def _share_of_regions(result: RegionMap, bound: EmptyRegions) -> float:
 def _density(result: RegionMap) -> float:
     """Regions met an area, within half of the square against the rest of it."""
     inner = (result.up.abs()[:, None] < 0.5) & (result.across.abs()[None] < 0.5)
-    many, few = (len(result.ids[part].unique()) for part in (inner, ~inner))
+    many, few = (len(result.ids[mask].unique()) for mask in (inner, ~inner))
     return (many / 0.25) / (few / 0.75)
 
 
@@ -225,7 +225,7 @@ def _pictures(
         "ids": small.ids.tolist(),
         "slopes": _rounded(small.slopes),
         "bound": _rounded(values.view(side)),
-        "ratios": [part.quantile(steps).tolist() if len(part) else [] for part in ratios],
+        "ratios": [ratio.quantile(steps).tolist() if len(ratio) else [] for ratio in ratios],
     }
 
 
@@ -393,7 +393,7 @@ def _lines(axis: Axes, ids: np.ndarray, edges: Sequence[float] = _EDGES) -> None
     axis.plot(*np.concatenate([upright, flat], 1), color="black", linewidth=0.5, alpha=0.8)
 
 
-def region_picture(found: RegionMap) -> Figure:
+def region_picture(region_map: RegionMap) -> Figure:
     """Any map of `excite.lipschitz.region_map`: colours are local Lipschitz constants, lines the borders of regions."""
     from matplotlib.figure import Figure
 
@@ -401,16 +401,16 @@ def region_picture(found: RegionMap) -> Figure:
     axis = figure.subplots()
     sides = [
         (places[0], places[-1], (places[-1] - places[0]) / max(len(places) - 1, 1))
-        for places in (found.across.tolist(), found.up.tolist())
+        for places in (region_map.across.tolist(), region_map.up.tolist())
     ]
     edges = [edge for low, high, step in sides for edge in (low - step / 2, high + step / 2)]
-    slopes = found.slopes.detach().cpu().numpy()
+    slopes = region_map.slopes.detach().cpu().numpy()
     image = axis.imshow(
         slopes, origin="lower", extent=tuple(edges), cmap="viridis", interpolation="nearest", aspect="auto"
     )
-    _lines(axis, found.ids.cpu().numpy(), tuple(edges))
+    _lines(axis, region_map.ids.cpu().numpy(), tuple(edges))
     figure.colorbar(image, label="local Lipschitz constant")
-    axis.set(xlabel="along right", ylabel="along up", title=f"{found.count} linear regions found")
+    axis.set(xlabel="along right", ylabel="along up", title=f"{region_map.count} linear regions found")
     return figure
 
 
