@@ -231,3 +231,44 @@ def test_functions_have_at_most_60_lines():
         if node.end_lineno - node.lineno > 60
     ]
     assert long == []
+
+
+# Names of earlier versions that mean something else to a reader, or nothing.
+FORMER_NAMES = {
+    "mine", "theirs", "steep", "steepness", "anew", "tally", "noted", "books", "firm", "room", "look", "looks", "arm", "aside",
+}  # fmt: skip
+
+
+def former_names(text: str) -> list[str]:
+    """Variables, arguments, attributes, functions and classes of a module that bear such a name; aliases of the compatibility module may."""
+    tree = ast.parse(text)
+    aliases = {
+        id(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "id", "").startswith("renamed_")
+        for target in node.targets
+    }
+    found = []
+    for node in ast.walk(tree):
+        name = (
+            node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in aliases
+            else node.attr if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            else node.arg if isinstance(node, ast.arg)
+            else node.name if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            else ""
+        )  # fmt: skip
+        if name.strip("_").lower() in FORMER_NAMES:
+            found.append(f"{node.lineno} {name}")
+    return found
+
+
+def test_former_names_are_gone():
+    names = {str(path.relative_to(SOURCE)): former_names(path.read_text(encoding="utf-8")) for path in modules()}
+    assert {path: found for path, found in names.items() if found} == {}
+
+
+def test_former_names_are_caught():
+    text = "class A:\n    arm = renamed_attribute('arm', 'variant')\n    def f(self, mine):\n        self.room = theirs = mine\n"
+    assert sorted(former_names(text)) == ["3 mine", "4 room", "4 theirs"]

@@ -62,7 +62,7 @@ def test_the_two_points_keep_their_ratio() -> None:
 
 @pytest.mark.slow
 def test_low_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank, "LOOKS", 6)
+    monkeypatch.setattr(low_rank, "MEASUREMENTS", 6)
     tiny = replace(low_rank.SCALES["quick"], steps=60, seeds=2, widths=(3, 4, 4), points=6)
     result = run_tiny("low-rank", tiny, tmp_path, monkeypatch)
     assert len(low_rank.variants(tiny)) == 11

@@ -13,7 +13,7 @@ from studies.small import run_tiny
 
 @pytest.mark.slow
 def test_reduced_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduced_alignment, "LOOKS", 3)
+    monkeypatch.setattr(reduced_alignment, "MEASUREMENTS", 3)
     tiny = replace(reduced_alignment.SCALES["quick"], steps=20, seeds=1)
     result = run_tiny("reduced-alignment", tiny, tmp_path, monkeypatch)
     by_variant = {n.variant: n for n in result.numbers}

@@ -34,7 +34,7 @@ from excite.wiring.piecewise import piecewise_linear
 
 LIMIT = 1000  # distinct activation patterns of training points that enter the program
 MOST = 2**14  # for exact sums modulo a prime
-_ROOM = 1e-9  # relative, for rounding
+_TOLERANCE = 1e-9  # relative, for rounding
 _NAME = "What training reveals, Theorem 2"
 
 
@@ -176,7 +176,7 @@ def _through_paths(
         phis, beta = _phi(phi, len(x)), _number(beta, "beta")
     needed = max(0.0, float(torch.where(gradient_norms > 0, gradient_norms / (beta * phis), 0.0).max()) - 1)
     gamma = needed if gamma is None else _number(gamma, "gamma")
-    holds = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    holds = math.isfinite(gamma) and needed <= gamma + _TOLERANCE * (1 + gamma)
     assumption = Assumption(
         "slopes at all training points are at most (1 + γ) β φ",
         holds,
@@ -256,7 +256,9 @@ def _scale(
         mu = smallest if mu is None else _number(mu, "mu")
         assumptions.append(
             Assumption(
-                "outputs at all training points lie in [μ, 1 − μ]", 0 < mu <= smallest * (1 + _ROOM), f"μ = {mu:.3g}"
+                "outputs at all training points lie in [μ, 1 − μ]",
+                0 < mu <= smallest * (1 + _TOLERANCE),
+                f"μ = {mu:.3g}",
             )
         )
         terms["mu"] = mu
@@ -265,9 +267,9 @@ def _scale(
     phis = bias * bend if phi is None else _phi(phi, len(x))
     ratio = torch.where(gradient_norms > 0, gradient_norms / (beta * phis), 0.0)
     needed = max(0.0, float(ratio.max()) - 1)
-    exact = max(0.0, needed - _ROOM) if phi is None else needed  # λ ≤ σ₁ φ at the model itself: more is rounding
+    exact = max(0.0, needed - _TOLERANCE) if phi is None else needed  # λ ≤ σ₁ φ at the model itself: more is rounding
     gamma = exact if gamma is None else _number(gamma, "gamma")
-    holds = math.isfinite(gamma) and needed <= gamma + _ROOM * (1 + gamma)
+    holds = math.isfinite(gamma) and needed <= gamma + _TOLERANCE * (1 + gamma)
     detail = f"γ = {gamma:.3g}, β = {beta:.3g}, σ₁(W₁) = {norm:.3g}; needed γ = {exact:.3g}"
     assumptions.append(Assumption("slopes at all training points are at most (1 + γ) β φ", holds, detail))
     xi = 0.25 / (terms["mu"] * (1 - terms["mu"])) if network.sigmoid and terms["mu"] > 0 else 1.0

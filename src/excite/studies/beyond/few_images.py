@@ -212,8 +212,8 @@ class ByAccuracy:
         compared = [name for name in methods(scale) if name != "plain"]
         for number, method in enumerate(compared):
             colour = _COLOURS["AWP" if method.startswith("AWP") else "every"]
-            look: dict[str, Any] = {"color": colour, "linestyle": "", "marker": "osv^D"[number]}
-            axis.plot([], [], markersize=8, label=method, **look)
+            style: dict[str, Any] = {"color": colour, "linestyle": "", "marker": "osv^D"[number]}
+            axis.plot([], [], markersize=8, label=method, **style)
             for at, task in enumerate(scale.tasks):
                 plain, own = (by_seed(numbers, name_of(task, name)) for name in ("plain", method))
                 gains = [100 * (own[seed] - plain[seed]) for seed in own if seed in plain]
@@ -224,8 +224,8 @@ class ByAccuracy:
                         text, (x, _LOWEST + 1.2), (x, _LOWEST + 3), arrowprops={"arrowstyle": "->"}, ha="center"
                     )
                 elif gains:
-                    axis.plot([x] * len(gains), gains, markersize=3, alpha=0.7, **look)
-                    axis.plot([x], [np.mean(gains)], markersize=8, **look)
+                    axis.plot([x] * len(gains), gains, markersize=3, alpha=0.7, **style)
+                    axis.plot([x], [np.mean(gains)], markersize=8, **style)
         axis.set_ylim(_LOWEST, None)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.set_xticks(

@@ -136,7 +136,7 @@ _REMAIN = (
 _CANNOT = "the accurate input-output relationship of the system cannot be recovered"
 _FREQUENCIES = "the input signal {x_t} needs to contain a certain number of frequencies"
 _QUICKLY = "does not necessarily converge to the optimal value for θ if α_t attenuates f(θ) too quickly"
-_ARM = "the algorithm can fail to discover the arm with the higher mean"
+_BANDIT_ARM = "the algorithm can fail to discover the arm with the higher mean"
 _SUFFICE = "this will likely not suffice to observe the effect of this node on the output of the network"
 _EVERY = "inject exogenous perturbations […] so that even the parameters in the hidden layers receive persistent excitation during training"
 _MEAN = "the term B can not be made zero simply by preprocessing the data and removing its mean"
@@ -175,7 +175,7 @@ def claims(scale: BasicsScale) -> list[Claim]:
         ),
         _is("a stochastic gradient that is scaled down too fast misses the optimum", _ONE, fast, "wrong", above=0.1).quoting(_QUICKLY, "threshold"),
         _is("one that is scaled down like 1/t gets there", _ONE, slow, "wrong", below=0.1).quoting(_QUICKLY, "ours"),
-        _is("more than one bandit in a hundred that stops exploring misses the better arm", _ONE, stops, "wrong", above=0.01).quoting(_ARM, "threshold"),
+        _is("more than one bandit in a hundred that stops exploring misses the better arm", _ONE, stops, "wrong", above=0.01).quoting(_BANDIT_ARM, "threshold"),
         _is("fewer of those that continue exploring do", _ONE, "bandit: goes on exploring", "wrong", below=0.01).quoting(_REMAIN, "threshold"),
         _is("the weight behind the node is not learned from the training points", _NODE, "node: plain", "wrong", above=0.99, kind="exact").quoting("how the output of this node is propagated in h_{L←m} will not be observed at all", "threshold"),
         _is("nor if inputs are perturbed: their extremes leave most of it", _NODE, exact, "wrong", above=0.5).quoting(_SUFFICE, "threshold"),

@@ -34,7 +34,7 @@ STRONG, GROWING = "cross-entropy, strong decay", "cross-entropy, growing steps"
 DESCENT, SMALL = "cross-entropy, gradient descent", "cross-entropy, small first weights"
 PLAIN = "squared error, no decay"
 RANK_ONE = 0.1  # a layer with σ₂ below this share of σ₁ counts as one direction
-LOOKS = 40  # at the singular values, evenly on a logarithmic scale
+MEASUREMENTS = 40  # at the singular values, evenly on a logarithmic scale
 GONE = 1e-9  # a layer whose largest singular value is below this has no direction left
 STRIDE = 1e-3  # length of a growing step, relative to the norm of the weights
 
@@ -153,10 +153,10 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     """Computes the numbers of one variant and seed."""
     x, y, weights = data_and_weights(seed, settings)
     s, steps, start = 2 * y - 1, settings["steps"], _norm(weights)
-    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    measured_steps = {0, *np.unique(np.geomspace(1, steps, MEASUREMENTS).round()).astype(int).tolist()}
     curve, passed = [], 0
     for step in range(steps + 1):
-        if step in looked_at:
+        if step in measured_steps:
             sizes = [np.linalg.svd(w, compute_uv=False) for w in weights[:-1]]  # the last matrix is one row
             ratios = np.array([float(v[1] / v[0]) if v[0] > GONE else 0.0 for v in sizes])
             bounds = bound_of(weights, x, y, settings)[:-1]
@@ -196,7 +196,9 @@ def claims(scale: RankScale) -> list[Claim]:
         return Claim(text, source, f"{variant}: {ratio}", (variant,), lambda n: n[variant].ratio, below=RANK_ONE)
 
     def never_passed(text: str, variant: str) -> Claim:
-        measure = f"{variant}: number of times a layer exceeds its bound, of about {LOOKS} measurements of every layer"
+        measure = (
+            f"{variant}: number of times a layer exceeds its bound, of about {MEASUREMENTS} measurements of every layer"
+        )
         return Claim(
             text, "excite.bounds", measure, (variant,), lambda n: n[variant].passed, below=0.5, kind="universal"
         )

@@ -122,13 +122,13 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"])
     first = {path: p.detach().clone() for path, p in model.named_parameters()}
     steps, curve = settings["steps"], []
-    looks = {int(1.25**k) for k in range(60)} | {steps}
+    measured_steps = {int(1.25**k) for k in range(60)} | {steps}
     with conservation(model, optimizer, wiring=wiring, off_diagonal=True) as ledger:
         for step in range(1, steps + 1):
             optimizer.zero_grad()
             (model(x) - y).square().mean().backward()
             optimizer.step()
-            if step in looks:
+            if step in measured_steps:
                 report = ledger.read()
                 own = [report[name] for name in names]
                 apart = [entry.off_diagonal for entry in own if entry.off_diagonal is not None]

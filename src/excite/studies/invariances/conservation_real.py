@@ -106,7 +106,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     steps, size = settings["steps"], settings["batch"]
     optimizer = OPTIMIZERS[settings["optimizer"]](model, steps)
     order = torch.Generator().manual_seed(seed)
-    looks = {int(1.3**k) for k in range(60)} | {steps}
+    measured_steps = {int(1.3**k) for k in range(60)} | {steps}
     parameters, curve, balance = dict(model.named_parameters()), [], []
     # Convolutions in full float32: TF32 would leave a rest of its own.
     with full_precision(), conservation(model, optimizer, data.x_train[:2]) as ledger:
@@ -116,7 +116,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(data.x_train[own]), data.y_train[own]).backward()
             optimizer.step()
-            if step in looks:
+            if step in measured_steps:
                 report = ledger.read()
                 curve.append((step, sizes(report)))
                 balance.append((step, balances(report, parameters)))

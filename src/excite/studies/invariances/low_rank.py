@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Weights = list[Array]
-LOOKS = 40
+MEASUREMENTS = 40
 STRIDE = 1e-3  # length of a growing step, relative to the norm of the weights
 NEAR = 0.99
 SETTLED = 0.9  # signs are settled if none changes after this fraction of the steps
@@ -184,12 +184,12 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     """Computes the numbers of one variant and seed."""
     x, y, weights = data_and_weights(seed, settings)
     first, laws, steps = norm(weights), differences(weights), settings["steps"]
-    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    measured_steps = {0, *np.unique(np.geomspace(1, steps, MEASUREMENTS).round()).astype(int).tolist()}
     hidden = slice(None, -1) if len(weights[-1]) == 1 else slice(None)  # one row has rank one
     curve, changed = [], 0
     signs = [np.sign(w) for w in weights]
     for number in range(steps + 1):
-        if number in looked_at:
+        if number in measured_steps:
             aligned = alignment(weights)
             curve.append((number, ratios(weights[hidden]), aligned.tolist(), norm(weights) / first))
             on_progress(number / steps)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 STRIDE = 1e-3
-LOOKS = 30
+MEASUREMENTS = 30
 CONV = {kind: f"convolutions, {kind}" for kind in ("linear", "ReLU")}
 FREE = {kind: f"residual blocks, {kind}" for kind in ("linear", "ReLU")}
 DENSE = {kind: f"fully connected, {kind}" for kind in ("linear", "ReLU")}
@@ -114,15 +114,15 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     wiring = trace(model, x)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     steps = settings["steps"]
-    looked_at = {0, *np.unique(np.geomspace(1, steps, LOOKS).round()).astype(int).tolist()}
+    measured_steps = {0, *np.unique(np.geomspace(1, steps, MEASUREMENTS).round()).astype(int).tolist()}
     curve: list[Any] = []
-    room = np.inf
+    smallest_margin = np.inf
     flags: tuple[str, ...] = ()
     for number in range(steps + 1):
-        if number in looked_at:
+        if number in measured_steps:
             result = {name: b for name, b in measure(model, x, initial, wiring).items() if "factor" in b.terms}
             rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in result.values()]
-            room = min(room, *(measured - now for measured, now, _ in rows))
+            smallest_margin = min(smallest_margin, *(measured - now for measured, now, _ in rows))
             curve.append((number, rows))
             on_progress(number / steps)
         if number < steps and not grow(model, x, y):
@@ -133,7 +133,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     values = {
         "ratio": min(b.terms["measured"] for b in last),
         "above": min(b.terms["measured"] - b.terms["limit"] for b in last),
-        "room": float(room),
+        "room": float(smallest_margin),
         "limit": min(b.terms["limit"] for b in last),
         "printed": min(b.terms["printed limit"] for b in last),
         "drift": max(b.terms["drift"] for b in last),
@@ -152,7 +152,7 @@ def claims(scale: StepsScale) -> list[Claim]:
     source = "Training invariances, Theorem 2"
 
     def never(variant: str, description: str) -> Claim:
-        measure = f"{variant}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {LOOKS} looks"
+        measure = f"{variant}: least measured ratio minus 1/K − D/‖W‖²_F, all layers, about {MEASUREMENTS} looks"
         return Claim(
             f"equation 13 with 2 for 8, {description}",
             source,

@@ -72,7 +72,7 @@ def train_with_dropout(
     draws = np.random.default_rng(seed)
     order = draws.integers(0, len(points), steps)
     tau, often, rate = steps - tail, max(1, tail // measurements), lr
-    last, watch = _Tail(tail, learner.widths), _Looks()
+    last, watch = _Tail(tail, learner.widths), _Measurements()
     for t in range(steps):
         if t >= tau and (t - tau) % often == 0:
             watch.measure(learner.weights, learner.biases, points)
@@ -179,7 +179,7 @@ def _sigmoid(z: float) -> float:
     return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
 
 
-class _Looks:
+class _Measurements:
     """All training points without dropout, now and then."""
 
     def __init__(self) -> None:

@@ -181,7 +181,7 @@ class _Walk:
     def go(self) -> Status:
         """To the end, from kink to kink by steps with error control; where these make no progress, by plain descent."""
         self._write(lambda _: self.point)
-        solver = self._anew()
+        solver = self._restarted()
         short, stuck, patience = 0, 0, _SLIDE
         while solver.status == "running":
             if self.tolerance and self._rests():
@@ -199,7 +199,7 @@ class _Walk:
             if short >= _SHORT or stuck >= _STUCK:
                 patience, short, stuck = 2 * patience, 0, 0
                 self._slide(patience)
-                solver = self._anew()
+                solver = self._restarted()
             elif restart:
                 solver = self._restart(solver.step_size)
         return "finished"
@@ -208,7 +208,7 @@ class _Walk:
         slope = _slope(self.field, "time", self.side, self.surfaces)
         return float(np.linalg.norm(slope(self.now, self.point))) <= self.tolerance
 
-    def _anew(self) -> Any:
+    def _restarted(self) -> Any:
         """A solver on the side of all kinks on which the flow is now."""
         self.side, self.surfaces = [sides(value, None) for value in self.field.switching(self.point)], ()
         return self._restart(None)
