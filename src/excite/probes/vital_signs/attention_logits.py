@@ -24,7 +24,7 @@ _COLLAPSED = 0.05  # nats
 class AttentionLogits(Probe):
     """Largest attention logit and entropy of every head, on two sequences of the example.
 
-    Of a sequence of more than 128 tokens, 128 queries are looked at, spread evenly, with all the keys that they may attend to.
+    Of a sequence of more than 128 tokens, 128 evenly spaced queries are measured, with all the keys that they may attend to.
 
     Records, for the whole network and per head (named by the module that calls attention):
         ``attention/logit[/MODULE/headN]``: largest q·k/√d with bias and mask, over queries and the keys they may attend to.

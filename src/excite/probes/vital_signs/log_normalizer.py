@@ -39,7 +39,7 @@ def log_normalizer(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor
 class LogNormalizer(Probe):
     """log Z = log Σ exp(logits) of the output, over the tokens of two sequences of the example.
 
-    Of a sequence of more than 128 tokens, 128 are looked at, spread evenly.
+    Of a sequence of more than 128 tokens, 128 evenly spaced ones are measured.
 
     Records:
         ``log_z/mean``: mean over tokens.
