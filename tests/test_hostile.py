@@ -65,6 +65,7 @@ def test_every_public_name_is_called_or_has_a_reason_not_to(package):
     assert not missing, "add them to benchmarks/hostile_calls.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_THERE])
 def test_valid_arguments_give_an_answer(name):
     answer = valid_call(name)

@@ -106,6 +106,7 @@ def test_the_target_shapes_have_the_stated_parameter_counts():
     assert grams([(3, 5), (5000, 5000)]) == 45
 
 
+@pytest.mark.slow
 def test_work_counts_the_passes_of_the_search():
     """Forwards and gradients of the batch, counted in floating-point operations, against the formula."""
     for family, size in (("resnet", (4, 0)), ("transformer", (2, 64))):
@@ -122,6 +123,7 @@ def test_work_counts_the_passes_of_the_search():
         assert counts[1] / counts[0] == pytest.approx(work(SEARCH, 1 if subject.classes else 0), rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_small_network_is_measured_and_its_page_printed():
     found = measure(Subject("transformer", (1, 16), 2, 4, torch.device("cpu")), 1)
     assert found.layers == 5

@@ -7,6 +7,7 @@ from excite import ModelError
 from excite._core.layout import Layout, find_layout
 
 
+@pytest.mark.slow
 @given(
     before=st.lists(st.integers(1, 3), max_size=2),
     after=st.lists(st.integers(1, 3), max_size=2),

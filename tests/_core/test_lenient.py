@@ -49,6 +49,7 @@ def test_steps(model, steps):
     assert largest(model, X, 0.1, rounds=steps, places=8).value == largest(model, X, 0.1, rounds=2, places=8).value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bounds",
     [

@@ -63,6 +63,7 @@ def test_a_download_is_verified_unpacked_and_cached(server: Server, tmp_path: Pa
     assert len(server.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_cached_file_is_fetched_again(server: Server, tmp_path: Path) -> None:
     archive = tar(*GOOD)
     server.content["/archive.tar.gz"] = archive
@@ -73,6 +74,7 @@ def test_a_damaged_cached_file_is_fetched_again(server: Server, tmp_path: Path) 
     assert (folder / "one.bin").read_bytes() == CONTENT["one.bin"]
 
 
+@pytest.mark.slow
 def test_single_gz_files(server: Server, tmp_path: Path) -> None:
     packed = gzip.compress(CONTENT["one.bin"])
     server.content["/one.bin.gz"] = packed
@@ -81,6 +83,7 @@ def test_single_gz_files(server: Server, tmp_path: Path) -> None:
     assert (fetch_source(toy, tmp_path) / "one.bin").read_bytes() == CONTENT["one.bin"]
 
 
+@pytest.mark.slow
 def test_a_download_with_the_wrong_hash_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.content["/archive.tar.gz"] = tar(*GOOD)
     toy = source(b"", f"{server.address}/archive.tar.gz", digest="0" * 64)
@@ -90,6 +93,7 @@ def test_a_download_with_the_wrong_hash_leaves_nothing(server: Server, tmp_path:
     assert files_in(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["refused", "missing", "cut"])
 def test_without_network_it_says_where_to_put_the_file(server: Server, tmp_path: Path, trouble: str) -> None:
     archive = tar(*GOOD)

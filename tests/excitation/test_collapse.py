@@ -65,6 +65,7 @@ def trained(method, steps=WINDOW):
     return float(loss.detach())
 
 
+@pytest.mark.slow
 def test_the_radius_of_the_warning_holds():
     with pytest.warns(UserWarning, match="a radius of about") as found:
         trained(PersistentExcitation(network(), 0.5, steps=1))

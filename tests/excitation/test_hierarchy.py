@@ -53,6 +53,7 @@ def test_given_groups_and_what_is_printed():
     assert (tree.classes, tree.depth) == (5, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.parametrize("norm", ["inf", "2", "1"])
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "transformer-time-first"])

@@ -132,6 +132,7 @@ def test_frozen_parameters_stay_frozen():
     assert not pe.loss(x, Y).requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_give_the_same_loss(backend):
     model, x = build("mlp")
@@ -186,6 +187,7 @@ def test_random_numbers_of_the_model_are_repeated():
     assert torch.equal(after, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_training_with_it_learns():
     torch.manual_seed(0)
     x = torch.randn(64, 2)

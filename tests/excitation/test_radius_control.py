@@ -227,6 +227,7 @@ def test_cost_is_the_training_error_of_all_targets(options: dict[str, Any], outp
     assert pe.measured()["cost"] == pytest.approx(memory + (1 - memory) * error, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_runs_keep_it_and_continue_it(tmp_path: Path) -> None:
     config = parse_config({
         "data": {"name": "digits", "classes": [8, 9], "train": 60, "test": 20}, "model": {"name": "small-cnn"},
@@ -304,6 +305,7 @@ def test_allowed_cost_includes_the_noise_of_few_points() -> None:
     assert float(exact.allowed) == pytest.approx(MAX_COST + 1e-3)
 
 
+@pytest.mark.slow
 def test_training_measures_every_25_steps_and_says_so() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))

@@ -76,6 +76,7 @@ def by_hand(batch=8, parts=1):
     return losses, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_numbers_are_those_of_the_same_loop_by_hand(tmp_path, parts):
     model = Plain()
@@ -120,6 +121,7 @@ def test_a_checkpoint_continues_the_run(tmp_path):
     assert run.series("loss/step")[1].tolist() == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_trainers_own_loggers_get_the_values(tmp_path):
     from lightning.pytorch.loggers import TensorBoardLogger
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -134,6 +134,7 @@ def _epoch(trainer, epoch):
     return list(loader)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_logs_arrives_in_the_run(tmp_path):
     callback = TransformersCallback(tmp_path / "run", probes=[excite.probes.Loss()], alerts=[])
     trainer = transformers.Trainer(

@@ -63,6 +63,7 @@ def test_a_job_that_does_not_pickle_is_refused_at_the_start(tmp_path: Path) -> N
     assert not fine.folder.exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_workers_and_keeps_results(tmp_path: Path) -> None:
     all_jobs = jobs(tmp_path, "fine", "fine", "fine", seconds=0.3)
 

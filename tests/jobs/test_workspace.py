@@ -130,6 +130,7 @@ def test_logs_of_failed_jobs_are_in_the_store(tmp_path: Path) -> None:
     assert (tmp_path / "store/fails-once-1/done").exists()
 
 
+@pytest.mark.slow
 def test_an_upload_that_fails_does_not_stop_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = find_workspace(memory())
     assert workspace.store is not None

@@ -53,6 +53,7 @@ class Bag(nn.Module):
         return {"logits": self.head(self.tokens(ids).mean(1))}
 
 
+@pytest.mark.slow
 def test_margins_of_a_linear_text_classifier_have_a_closed_form():
     torch.manual_seed(0)
     model, ids = Bag().double(), torch.randint(9, (6, 5))

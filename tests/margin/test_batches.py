@@ -95,6 +95,7 @@ def _program(w: np.ndarray, b: float, x: np.ndarray) -> float:
     return float(solved.fun) if solved.status == 0 else math.inf
 
 
+@pytest.mark.slow
 def test_margin_within_bounds_is_the_nearest_box_point_in_norm_2() -> None:
     model, x = linear(1, seed=4)
     x = x.clamp(-1, 1)
@@ -128,6 +129,7 @@ def test_a_point_that_no_corner_of_the_bounds_breaks_is_censored() -> None:
     assert not found.perturbations.any()
 
 
+@pytest.mark.slow
 def test_linear_models_deep_or_plain_have_exact_margins() -> None:
     for name in ("linear", "deep-linear"):
         model, x = build(name, batch=20)

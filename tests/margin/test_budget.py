@@ -57,6 +57,7 @@ def test_what_is_left_out_grows_as_the_budget_shrinks() -> None:
     assert "3 points without an adversarial example" in said
 
 
+@pytest.mark.slow
 def test_seconds_give_a_search_too() -> None:
     model, x, y = trained("mlp")
     result = margins(

@@ -98,6 +98,7 @@ def test_points_missed_by_gradients_have_margins_and_are_counted() -> None:
     assert (found.values >= 0.999 * exact).all()
 
 
+@pytest.mark.slow
 def test_without_evidence_nothing_is_claimed() -> None:
     model, x, y = trained("mlp")
     found = margins(model, x, y, bounds=BOUNDS, options=SearchOptions(evidence=False))

@@ -25,6 +25,7 @@ def linear(outputs: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "dual"), [("inf", 1), ("2", 2)])
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_linear_models_to_the_point(norm, dual, outputs):

@@ -22,6 +22,7 @@ def made(values: list[float], norm: str = "inf") -> Margins:
 some = st.lists(st.one_of(st.integers(0, 8).map(lambda k: k / 4), st.just(math.inf)), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @given(some, some)
 @settings(max_examples=200)
 def test_gap_is_the_largest_difference_of_the_curves(a: list[float], b: list[float]) -> None:
@@ -47,6 +48,7 @@ def test_censored_points_count_as_never_misclassified() -> None:
     assert float(made([math.inf]).gap(made([math.inf]))) == 0
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_gap_or_zero() -> None:
     rng = np.random.default_rng(1)
     same = other = 0

@@ -79,6 +79,7 @@ def test_chosen_layers_count_alone(norm: str) -> None:
     assert list(found.perturbations) == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_relative_perturbations_are_measured_by_each_signal(norm: str) -> None:
     model, x, y, slack = deep_linear(7, 6, 1)
@@ -90,6 +91,7 @@ def test_relative_perturbations_are_measured_by_each_signal(norm: str) -> None:
         assert float(found.values[i]) == pytest.approx(float(slack[i] / steep), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_bounds_hold_x_back_and_nothing_else() -> None:
     # the best ε: every hidden coordinate at ±ε, every coordinate of x at ±ε or at its bound
     model, x, y, slack = deep_linear(7, 6, 1)
@@ -149,6 +151,7 @@ def test_it_is_the_radius_where_excitation_changes_the_decision() -> None:
         assert flips == [False, True]
 
 
+@pytest.mark.slow
 def test_a_literal_search_does_not_find_anything_smaller() -> None:
     model, x, y = trained("mlp")
     right = (model(x)[:, 0] > 0.5).long() == y

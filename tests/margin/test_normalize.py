@@ -37,6 +37,7 @@ def test_margins_of_normalized_data_are_those_of_the_pixels():
     assert float(changed.max()) <= 1
 
 
+@pytest.mark.slow
 def test_a_linear_model_in_closed_form():
     torch.manual_seed(0)
     model = nn.Linear(3, 1).double()

@@ -82,6 +82,7 @@ def test_perturbations_stay_within_bounds_in_both_types(norm: str, dtype: torch.
     check_real(model, x, decide(model, x), norm, (0.1, 0.9), evidence=True)
 
 
+@pytest.mark.slow
 def test_bounds_may_differ_by_pixel() -> None:
     model, x = build("mlp", batch=20)
     low, high = x.amin(0) - torch.rand(5, dtype=torch.float64), x.amax(0) + torch.rand(5, dtype=torch.float64)
@@ -139,6 +140,7 @@ def test_works_inside_no_grad_and_inference_mode(context: type) -> None:
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_same_seed_same_margins() -> None:
     model, x = build("convolutional", batch=10)
     y = decide(model, x)

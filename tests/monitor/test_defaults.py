@@ -34,6 +34,7 @@ def test_sharpness_is_left_out_where_no_loss_is_known(tmp_path):
     assert "sharpness" not in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["whole", "blocks"])
 def test_default_probes_add_no_graph_break(parts):
     from torch._dynamo.utils import counters

@@ -152,6 +152,7 @@ def test_a_probe_measured_at_the_last_step_is_not_measured_twice(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_binary_models_decide_by_the_threshold(tmp_path):
     model = network(1)
     x, _ = data()
@@ -162,6 +163,7 @@ def test_binary_models_decide_by_the_threshold(tmp_path):
     assert excite.load_run(tmp_path / "run").series("margin_gap/accuracy/train")[1][[0, -1]].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_lines_can_be_silenced(capsys):
     log = logging.getLogger("excite")
     log.setLevel(logging.WARNING)
@@ -267,6 +269,7 @@ def test_a_model_of_several_inputs_is_refused():
         LiveMargins.draw(Two(), rows, None, normalize=None, bounds=None, threshold=0.5)
 
 
+@pytest.mark.slow
 def test_batches_that_are_dicts_work_with_a_model_of_a_tensor(tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     batch = [{"image": one, "label": int(one.mean() > 0.5)} for one in torch.rand(20, 1, 4, 4)]

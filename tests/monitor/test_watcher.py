@@ -108,6 +108,7 @@ def test_killed_at_fifty_random_moments(tmp_path):
     killed(tmp_path, [generator.uniform(0, 3) for _ in range(50)])
 
 
+@pytest.mark.slow
 def test_a_locked_database_holds_nobody_up_and_nothing_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("excite.runs.metrics._PATIENCE", 3600)
     monkeypatch.setattr("excite.monitor.writer._PAUSE", 0.2)

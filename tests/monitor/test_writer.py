@@ -32,6 +32,7 @@ class Many(Probe):
         return {f"v/l{i}": float(i) for i in range(20)}
 
 
+@pytest.mark.slow
 def test_measuring_faster_than_the_disk_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("excite.monitor.writer._MAX_VALUES", 2000)
     with excite.watch(nn.Linear(2, 1), run=tmp_path / "run", probes=[Many()], strict=True) as watch:

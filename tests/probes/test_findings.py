@@ -25,6 +25,7 @@ def test_changes():
     assert Change(0.0, 0.0, 0).fraction == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 6, 10, 20, 50, 2000])
 @pytest.mark.parametrize("draw", ["normal", "laplace"])
 def test_series_of_pure_noise_show_no_change(draw, count):

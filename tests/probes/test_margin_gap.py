@@ -32,6 +32,7 @@ def linear() -> tuple[nn.Module, dict[str, tuple[torch.Tensor, torch.Tensor]], d
     return model, data, distances
 
 
+@pytest.mark.slow
 def test_margins_of_a_linear_model_are_hyperplane_distances():
     model, data, distances = linear()
     probe = MarginGap(**data)
@@ -49,6 +50,7 @@ def test_margins_of_a_linear_model_are_hyperplane_distances():
         assert values["chance"] == pytest.approx(1.358 * np.sqrt(1 / 40 + 1 / 30), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_end_is_measured_with_evidence_and_stored():
     model, data, _ = linear()
     probe, ctx = MarginGap(**data), StepContext(model, 9, final=True)
@@ -99,6 +101,7 @@ def test_the_end_takes_no_longer_than_its_seconds(monkeypatch):
     assert measured[0] == 200 > measured[1] > measured[2] >= 8
 
 
+@pytest.mark.slow
 def test_a_model_that_becomes_slow_stops_in_time(monkeypatch):
     model, data = many()
 
@@ -146,6 +149,7 @@ def test_fewer_points_at_the_start_stay_fewer(monkeypatch):
     assert probe.measure(StepContext(slow, 5))["points/train"] == n
 
 
+@pytest.mark.slow
 def test_the_end_is_announced(capsys):
     model, data, _ = linear()
     MarginGap(**data, final_points=35, seconds=60).measure(StepContext(model, 9, final=True))

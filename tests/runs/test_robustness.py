@@ -135,6 +135,7 @@ def test_numbers_that_are_equal_are_equal_configs(tmp_path: Path) -> None:
 ODD = "[bold] [/red] [link=x] :smile: run"
 
 
+@pytest.mark.slow
 def test_names_with_brackets_are_printed_as_they_are(excite: Any, tmp_path: Path) -> None:
     (tmp_path / "small.json").write_text(json.dumps(MOONS))
     status, out, err = excite("train", "small.json", "--run", f"runs/{ODD}", "--no-margins")

@@ -125,6 +125,7 @@ def test_rewind_drops_later_steps_from_disk_and_buffer(run: Run) -> None:
     assert run.series("a/b")[0].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), unique=True, max_size=40),
     before=st.integers(0, 70),

@@ -82,6 +82,7 @@ def test_other_scales_studies_and_figures_are_refused(tmp_path: Path):
         take_earlier(other, "quick", [], stored(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_study_of_earlier_numbers_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "run_jobs", lambda jobs, *_, **__: None if not jobs else pytest.fail(str(jobs)))
@@ -94,6 +95,7 @@ def test_a_study_of_earlier_numbers_trains_nothing(tmp_path: Path, monkeypatch: 
     assert len(again.results) == len(result.numbers)
 
 
+@pytest.mark.slow
 def test_missing_seeds_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OutOfTime) as stop:

@@ -139,6 +139,7 @@ def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> 
         study(**changes)
 
 
+@pytest.mark.slow
 def test_the_example_is_a_study() -> None:
     made = load_file(EXAMPLE)
     assert [variant.name for variant in made.variants(made.scales["quick"])] == ["plain", "excited"]

@@ -142,6 +142,7 @@ def test_augmented_data_continue_to_the_same_weights(tmp_path: Path) -> None:
     assert not torch.equal(whole["0.weight"], same["0.weight"])
 
 
+@pytest.mark.slow
 def test_cross_entropy_has_two_outputs_and_measures(tmp_path: Path) -> None:
     with train({**MOONS, "loss": "cross-entropy", "epochs": 10}, tmp_path / "run") as run:
         assert run.load_checkpoint()[1]["model"]["3.bias"].shape == (2,)

@@ -36,6 +36,7 @@ def on_meta(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_have_the_wiring_of_those_with_values(name):
     zoo = make(name)

@@ -253,11 +253,11 @@ class Constraint:
         flat = gradient.flatten(1)
         order = flat.abs().argsort(1, descending=True)
         if self.low is None or self.high is None:
-            room = radius[:, None].expand_as(flat)
+            remaining = radius[:, None].expand_as(flat)
         else:
-            room = torch.where(gradient > 0, -self.low, self.high).flatten(1).gather(1, order)
-        used = room.cumsum(1) - room
-        amount = torch.minimum(room, (radius[:, None] - used).clamp_min(0))
+            remaining = torch.where(gradient > 0, -self.low, self.high).flatten(1).gather(1, order)
+        used = remaining.cumsum(1) - remaining
+        amount = torch.minimum(remaining, (radius[:, None] - used).clamp_min(0))
         size = torch.zeros_like(flat).scatter_(1, order, amount).reshape(gradient.shape)
         return -gradient.sign() * size
 

@@ -79,6 +79,7 @@ def test_both_sides_of_theorem_6_against_a_convex_solver(norm, power):
         assert np.linalg.norm(x @ (same.regularized - same.excited)) < 1e-8 * np.linalg.norm(y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_there_and_back_over_shapes_and_scales(norm):
     rng = np.random.default_rng(5)

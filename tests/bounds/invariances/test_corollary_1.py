@@ -62,6 +62,7 @@ def flow_error(course: FlowResult, rtol: float = 1e-9) -> float:
 NORM = {"norm": lambda n: torch.cat([p.flatten() for p in n.parameters()]).norm()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "expected"), [(2, 0.8), (3, 1 / 2.25), (6, 1 / 5.25)])
 def test_corollary_1_fails_to_any_extent(m: int, expected: float) -> None:
     """‖W‖₂²/‖W‖²_F stays 1/(m − 3/4) and the alignment 0, while norms grow; Corollary 1 says both go to 1."""

@@ -146,6 +146,7 @@ def test_initial_weights_have_to_fit_and_drift_is_seen() -> None:
     assert same["0"].value == reduced_alignment(model, x)["0"].value
 
 
+@pytest.mark.slow
 # -- Lemmas 9 and 10 ---------------------------------------------------------------------------------------------
 @settings(max_examples=50)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6))

@@ -24,6 +24,7 @@ def check(trainings: int, dropouts: int, steps: int) -> None:
         assert (truth[reached] <= one.program.values[reached] * (1 + 1e-9) + 1e-14).all(), name
 
 
+@pytest.mark.slow
 def test_no_bound_is_violated_over_small_trainings() -> None:
     check(len(SETTINGS), 2, 1000)
 

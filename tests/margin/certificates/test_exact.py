@@ -31,6 +31,7 @@ def test_exact_margin_of_a_net_in_the_plane(norm: str) -> None:
         assert float(found.values[i]) == pytest.approx(truth, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "norm"), [(5, "inf"), (10, "1")])
 def test_search_meets_the_exact_values(seed: int, norm: str) -> None:
     found = compare(seed, norm)

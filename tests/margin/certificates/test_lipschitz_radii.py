@@ -38,6 +38,7 @@ def test_certified_is_never_above_what_was_found(name: str, norm: str) -> None:
     assert (radii > 0).all()
 
 
+@pytest.mark.slow
 def test_certified_is_tight_for_a_linear_model() -> None:
     model, x = build("linear", batch=20)
     for norm in ("inf", "2"):
@@ -57,12 +58,14 @@ def test_the_factors_for_classes_are_attained(norm: str, factor: float) -> None:
     assert float(found.values[0]) == pytest.approx(1 / factor, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_misclassified_points_have_no_certificate() -> None:
     model, x, y = trained("mlp")
     found = margins(model, x, 1 - y, bounds=BOUNDS, options=SearchOptions(evidence=False))
     assert (found.certified[found.values == 0] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_given_constant_that_is_too_small_is_refused() -> None:
     model, x, y = trained("mlp")
     with pytest.raises(InputError, match="not a Lipschitz constant"):

@@ -63,6 +63,7 @@ def test_noise_has_the_size_asked_for() -> None:
         )  # a standard error of 0.3 %; 0.8 stands for √(2/π), and √n for the mean
 
 
+@pytest.mark.slow
 def test_models_that_are_not_deterministic_are_named() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:

@@ -34,6 +34,7 @@ def agree(units, truth):
     assert units.silent == [k for k, (points, *_) in enumerate(truth) if not points]
 
 
+@pytest.mark.slow
 @given(
     n=st.integers(1, 60),
     widths=st.lists(st.integers(1, 12), min_size=2, max_size=3),

@@ -154,6 +154,7 @@ RANDOM = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @RANDOM
 def test_every_part_equals_explicit_matrices(**drawn: Any) -> None:

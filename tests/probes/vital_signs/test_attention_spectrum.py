@@ -33,6 +33,7 @@ def weights_of(module):
     return q.numpy(), np.stack([k[i * groups // heads].numpy() for i in range(heads)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_are_those_of_the_whole_matrix(name):
     zoo = make(name)

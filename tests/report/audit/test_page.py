@@ -36,6 +36,7 @@ def found():
     return audit(model, (x, y), loss="squared", descent=0.1, margin_points=4)
 
 
+@pytest.mark.slow
 def test_names_are_escaped(tmp_path):
     evil = "</script><img src=x onerror=alert(1)>"
     model = nn.Sequential()

@@ -244,6 +244,7 @@ def test_nothing_is_assumed_of_a_loss_that_was_not_given():
         audit(mlp, (x, y), loss="hinge", **QUICK)
 
 
+@pytest.mark.slow
 def test_the_reason_of_silence_is_said():
     x, y = points()
     mlp = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()

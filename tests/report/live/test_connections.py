@@ -72,6 +72,7 @@ def test_without_an_idle_connection_the_next_is_refused(page, monkeypatch):
     assert b" 200 " in ended(one).splitlines()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET /", b"GET / HTTP/1.1\r\nX: a", b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nabc"],

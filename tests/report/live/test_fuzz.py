@@ -216,6 +216,7 @@ def prepared(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_damage_and_random_requests(prepared, serve, seed):
     fuzz(prepared, serve(prepared / "runs"), seed, 25)

@@ -50,6 +50,7 @@ def test_the_numbers_are_those_read_in_this_process(run):
     assert read_overview(run.path, ["loss/step"], reader=Reader()) == read_overview(run.path, ["loss/step"])
 
 
+@pytest.mark.slow
 def test_long_series_come_in_parts(run):
     database = sqlite3.connect(run.path / "metrics.db", isolation_level=None)
     database.execute(

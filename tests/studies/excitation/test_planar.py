@@ -38,6 +38,7 @@ def nearest_along_rays(network: TwoLayer, point: Array, reach: float, rays: int 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_margins_are_what_a_search_along_rays_finds(seed: int) -> None:
     network, x, y = random_network(seed)

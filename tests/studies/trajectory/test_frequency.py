@@ -120,6 +120,7 @@ def test_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert loss[VARIANTS[0]] < loss[VARIANTS[3]]
 
 
+@pytest.mark.slow
 def test_more_repeats_add_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that are there already are not trained again, and the others end as if they had been with them."""
     monkeypatch.setitem(STUDY.scales, "quick", replace(TINY, steps=300))  # type: ignore[arg-type]

@@ -71,6 +71,7 @@ def test_kinks_are_crossed_as_by_a_slow_integrator() -> None:
     assert (same.crossings, same.sliding) == (0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_length_clock_walks_the_same_path_further() -> None:
     x, y = data()
     model = network(3, 4, 1, relu=False)

@@ -25,6 +25,7 @@ def test_a_path_that_slides_along_a_kink_is_followed() -> None:
     assert rest.times[-1] == pytest.approx(np.log(1e8), rel=0.2)
 
 
+@pytest.mark.slow
 def test_along_an_unseen_kink_it_descends_in_small_steps() -> None:
     """The same |w| written with `where`: plain descent zigzags around w = 0, and says how often."""
     course = gradient_flow(Valley(1.0, 1.0), lambda m: torch.where(m.w > 0, m.w, -m.w) - m.w / 2 + m.v**2 / 2, 4.0,

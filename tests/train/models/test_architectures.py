@@ -28,6 +28,7 @@ def test_built_from_the_shape_of_the_data(name: str, outputs: int) -> None:
     assert model(torch.zeros(3, *SHAPES[name])).shape == (3, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_come_from_the_seed_alone(name: str) -> None:
     options = options_for(name, SHAPES[name], 1)

@@ -61,6 +61,7 @@ def same(model, other):
     return all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values()))
 
 
+@pytest.mark.slow
 def test_a_watched_run_with_its_own_points(tmp_path):
     model = watched(tmp_path / "run")
     saved = load_model(tmp_path / "run", trust=True)
@@ -110,6 +111,7 @@ def test_a_stored_factory_is_never_called_without_trust(tmp_path, monkeypatch):
     assert called == []
 
 
+@pytest.mark.slow
 def test_a_config_of_the_user_is_not_one_of_excite_train(tmp_path):
     config = {"model": {"name": "os:system", "options": {"command": "touch executed"}}, "data": {"name": "moons"}}
     with excite.watch(Net(), run=tmp_path / "run", probes=[Loss()], config=config, checkpoint=Net):
