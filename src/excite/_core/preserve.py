@@ -98,7 +98,8 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
         buffers.restore()
         random.restore()
         for module, training in modes:
-            module.training = training
+            if module.training != training:  # setting attributes of modules is slow
+                module.training = training
 
 
 @contextmanager

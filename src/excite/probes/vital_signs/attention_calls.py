@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.functions import OPENED
-from excite._core.intercept.padded_rows import PaddedRows
 from excite._core.intercept.together import Together
 from excite.probes.vital_signs.tokens import PLACES, at_places, spread, wide
 from excite.wiring.activations import ActivationCall, table_activation
@@ -128,8 +128,8 @@ class _Logits:
     part: int  # of the queries, which are looked at in several parts where their logits do not fit into memory
 
 
-class AttentionMode(PaddedRows):
-    """While active, notes every call of attention; `finish` returns them. Products with many rows are those of `PaddedRows`.
+class AttentionMode(TorchFunctionMode):
+    """While active, notes every call of attention; `finish` returns them.
 
     Queries and keys are copied when attention is called. Logits of calls of one shape are computed together, at the end or when
     there are many.
@@ -161,7 +161,7 @@ class AttentionMode(PaddedRows):
         elif func in OPENED:  # nn.MultiheadAttention: what it calls is seen one by one
             with self:
                 return OPENED[func](*args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **kwargs)
 
     @torch.no_grad()
     def finish(self) -> list[AttentionCall]:

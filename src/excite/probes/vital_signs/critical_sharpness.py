@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, arguments, own_copy, tensors
 from excite._core.checks import shown
-from excite._core.intercept.padded_rows import PaddedRows
+from excite._core.intercept.other_weights import OtherWeights
+from excite._core.intercept.padded_rows import padded
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import is_sharded
 from excite.errors import InputError, ModelError
@@ -69,8 +70,8 @@ class CriticalSharpness(Probe):
         ``sharpness/adam_limit``: 2(1 + β₁)/((1 − β₁)η), which is 38/η for β₁ = 0.9: the limit of the preconditioned sharpness
         (Cohen et al. 2022). Only for optimizers with betas.
 
-    The weights are copied when ``optimizer.step`` of a step that is measured begins. The model runs in evaluation mode with other weights
-    (``torch.func.functional_call``); its own are not changed.
+    The weights are copied when ``optimizer.step`` of a step that is measured begins. The model runs in evaluation mode with other tensors
+    in place of its weights, as by ``torch.func.functional_call``; its own are not changed.
 
     Args:
         schedule: When to measure. Default: every 250 steps.
@@ -145,14 +146,16 @@ class CriticalSharpness(Probe):
         multiples = [self._factor * one for one in _GRID]
         old, new = list(before.values()), [self._parameters[path].detach() for path in before]
         losses: list[Tensor] = []
-        moved: tuple[Tensor, ...]
-        with eval_mode(ctx.model), PaddedRows():
+        weights = OtherWeights(ctx.model, {path: self._parameters[path] for path in before})
+        moved: dict[str, Tensor]
+        with eval_mode(ctx.model):
             for c in (0.0, *multiples):
                 # (1 − c) old + c new, in the order of lerp: at c = 0 the old weights, bit by bit
-                moved = ()  # one set of weights at a time
-                moved = torch._foreach_lerp(old, new, c)
+                moved = {}  # one set of weights at a time
+                moved = dict(zip(before, map(padded, torch._foreach_lerp(old, new, c))))
                 args, kwargs = arguments(ctx.model, own_copy(batch))
-                output = torch.func.functional_call(ctx.model, dict(zip(before, moved)), args, kwargs)
+                with weights.held(moved):
+                    output = ctx.model(*args, **kwargs)
                 losses.append(wide(self._chosen(output, batch)).reshape(()))
         compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))
         return Deferred(compute) if losses[0].device.type != "cpu" else compute()

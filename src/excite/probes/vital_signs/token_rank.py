@@ -7,7 +7,7 @@ from torch import Tensor
 
 from excite._core.calls import call, own_copy
 from excite._core.checks import check_count
-from excite._core.intercept.padded_rows import PaddedRows
+from excite._core.intercept.padded_rows import padded_weights
 from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
@@ -108,7 +108,7 @@ class TokenRank(Probe):
             running(self.sequences),
             as_trained(ctx.model, batch),
             block_outputs(ctx.model, keep) as found,
-            PaddedRows(),
+            padded_weights(ctx.model),
         ):
             call(ctx.model, own_copy(batch))
         return {path: rows for path, rows in found.items() if rows is not None}
