@@ -126,5 +126,5 @@ def test_plain_weights_are_checked():
         relu_network([(V, b), (W, None)], x[0])
     with pytest.raises(ModelError, match="two linear layers"):
         relu_network([(V, b)], x)
-    with pytest.raises(ModelError, match="does not run"):
+    with pytest.raises(ModelError, match="check that it takes inputs of this shape"):
         relu_network(sequential(nn.ReLU()), x)

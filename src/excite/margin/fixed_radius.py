@@ -236,4 +236,5 @@ def _with_evidence(
     num_robust = int((~adversarial).sum())
     interval = binomtest(num_robust, len(x)).proportion_ci(0.95)
     safe = None if measured is None or measured.lower is None else float((measured.lower > radius).sum()) / len(x)
-    return RobustAccuracy(num_robust / len(x), interval.low, interval.high, radius, norm, adversarial, safe, measured)
+    low, high = float(interval.low), float(interval.high)  # NumPy scalars with some versions of SciPy
+    return RobustAccuracy(num_robust / len(x), low, high, radius, norm, adversarial, safe, measured)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import pick_output
-from excite._core.checks import check_count, check_model, check_real, check_tensor, shown
+from excite._core.checks import check_count, check_model, check_real, check_tensor, model_errors, shown
 from excite._core.compatibility import renamed_keywords
 from excite._core.preserve import eval_mode
 from excite.errors import InputError, ModelError
@@ -30,6 +30,7 @@ def decisions(model: nn.Module, threshold: float = 0.5) -> Predict:
 
 
 @renamed_keywords(most="max_points")
+@model_errors
 def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, max_points: int | None = None) -> float:
     """Fraction of points with the right label, with the model in evaluation mode; its modes are restored.
 
@@ -45,6 +46,7 @@ def accuracy(model: nn.Module, predict: Predict, x: Tensor, y: Tensor, max_point
 
     Raises:
         InputError: If points and labels do not match, or `predict` does not return one label per point.
+        ModelError: If the model raises an error on the points, such as for inputs of another shape.
 
     Example:
         >>> accuracy(model, lambda x: (model(x)[:, 0] > 0.5).long(), x, y)

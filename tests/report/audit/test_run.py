@@ -137,7 +137,7 @@ def test_bad_input_is_refused_in_one_line(folder, tmp_path):
         (InputError, "a label for each point", lambda: audit(model, (x, y[:2]))),
         (InputError, "at least one", lambda: audit(model, (x[:0], y[:0]))),
         (InputError, "finite", lambda: audit(model, (x * math.nan, y))),
-        (ModelError, "does not run on points of shape", lambda: audit(model, (x[:, :2], y))),
+        (ModelError, "check that it takes inputs of this shape", lambda: audit(model, (x[:, :2], y))),
         (InputError, "a run has its own data", lambda: audit(folder, (x, y))),
         (InputError, "points: expected", lambda: audit(model, (x, y), points=0)),
         (InputError, "step size", lambda: audit(model, (x, y), descent=-1.0, loss="squared")),

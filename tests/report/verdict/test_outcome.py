@@ -64,6 +64,9 @@ NAN, FALLS = math.nan, tuple(np.linspace(2.3, 0.1, 20))
         ((2.3, *(1e6,) * 19), (1e6, *(2e6,) * 19), False, "the loss rose from 2.3 to 2e+06"),  # at the second step
         ((0.001, *(1.0,) * 19), (0.05, *(1.0,) * 19), False, ""),  # a first batch that happens to be easy
         ((2.0, 2.0, 50.0, 90.0, 300.0, 900.0, 900.0, 900.0),) * 2 + (False, "the loss rose from 2 to 900"),
+        ((2.3, 2e6, *[160.0] * 18), (150.0,) * 20, False, "the loss rose from 2.3 to 150"),
+        ((2.3, 2e4, *[160.0] * 18), (150.0,) * 20, False, ""),
+        ((0.01, *[1.0] * 19), (0.5,) * 20, False, ""),
     ],
 )
 def test_when_a_training_has_diverged(first, last, running, found):

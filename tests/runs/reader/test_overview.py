@@ -1,10 +1,13 @@
 """The values that a list of runs shows are those of the run, read with or without a writer."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import excite
 from excite.runs import Run
 from excite.runs.reader import MetricsReader, loss_ends, overview, read_overview
 
@@ -63,3 +66,9 @@ def test_runs_without_values_and_values_that_are_not_numbers(tmp_path):
     assert math.isnan(found.latest["loss/step"])
     assert math.isnan(found.loss_last[0])
     assert found.spark is None
+
+
+def test_no_query_has_numbered_placeholders():
+    """Python 3.12 warns of `?1` with a tuple of values, 3.14 refuses it."""
+    source = Path(excite.__file__).parent
+    assert not [path for path in source.rglob("*.py") if re.search(r"= ?\?[0-9]", path.read_text(encoding="utf-8"))]

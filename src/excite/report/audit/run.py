@@ -266,16 +266,11 @@ def _classes(y: Tensor) -> int:
     return max(2, high + 1)
 
 
+@model_errors
 def _outputs(model: nn.Module, x: Tensor) -> int:
-    """Number of outputs per point; raises ModelError if the model does not run on these points."""
-    try:
-        with eval_mode(model), torch.no_grad():
-            output = pick_output(model(x[:2].clone()))
-    except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, ExciteError):
-            raise
-        line = (str(error).splitlines() or [""])[0]
-        raise ModelError(f"the model does not run on points of shape {tuple(x.shape[1:])}: {line}") from error
+    """Number of outputs per point."""
+    with eval_mode(model), torch.no_grad():
+        output = pick_output(model(x[:2].clone()))
     if output.dim() == 0 or len(output) != len(x[:2]) or not output[0].numel():
         raise ModelError(
             f"expected an output with one row per point; got {tuple(output.shape)} for {len(x[:2])} points"

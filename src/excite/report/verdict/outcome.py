@@ -227,7 +227,8 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
 
     It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), if the
     median of the last values is more than ten times that of the first, or if all of the last values are more than a hundred times
-    the very first one: with a learning rate far too high, the second step diverges.
+    the very first one, ten times where the first values hold one 100,000 times as large: with a learning rate far too high, the second
+    step diverges, and the loss may settle far below that peak.
     """
     begun, ended = (np.asarray(values, dtype=np.float64) for values in (first, last))
     if not len(ended):
@@ -243,7 +244,9 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     if start > 0 and end > EXPLODED * start:
         return f"the loss rose from {start:.3g} to {end:.3g}"
     minimum = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
-    if begun.size and 0 < begun[0] < math.inf and math.inf > minimum > EXPLODED**2 * begun[0]:  # within the first steps
+    peak = float(np.max(begun[np.isfinite(begun)], initial=0.0))
+    factor = EXPLODED if begun.size and peak > EXPLODED**5 * begun[0] else EXPLODED**2
+    if begun.size and 0 < begun[0] < math.inf and math.inf > minimum > factor * begun[0]:  # within the first steps
         return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 

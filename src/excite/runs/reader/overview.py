@@ -24,7 +24,7 @@ WITH RECURSIVE every(name) AS (
 _FIRST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step LIMIT {ENDS}"
 _NEWEST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT {ENDS}"
 _BROKEN = "SELECT min(step) FROM metrics WHERE name = ? AND (value IS NULL OR NOT value BETWEEN -1.7e308 AND 1.7e308)"
-_RANGE = "SELECT (SELECT min(step) FROM metrics WHERE name = ?1), (SELECT max(step) FROM metrics WHERE name = ?1)"
+_RANGE = "SELECT (SELECT min(step) FROM metrics WHERE name = ?), (SELECT max(step) FROM metrics WHERE name = ?)"
 Ask = Callable[[str, tuple[Any, ...]], Any]
 
 
@@ -124,16 +124,16 @@ def _loss_ends(ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _spark(ask: Ask, name: str) -> tuple[str, tuple[float, ...]] | None:
-    low, high = ask(_RANGE, (name,)).fetchone()
+    low, high = ask(_RANGE, (name, name)).fetchone()
     if low is None or high is None or not int(low) < int(high):
         return None
     count = min(SPARK, int(high) - int(low) + 1)
     steps = sorted({int(low) + round(i * (int(high) - int(low)) / (count - 1)) for i in range(count)})
     places = ", ".join(f"({step})" for step in steps)
     query = f"""WITH at(place) AS (VALUES {places}), found(step) AS (
-        SELECT DISTINCT (SELECT min(step) FROM metrics WHERE name = ?1 AND step >= place) FROM at)
-        SELECT (SELECT value FROM metrics WHERE name = ?1 AND metrics.step = found.step) FROM found ORDER BY step"""
-    return name, tuple(_number(row[0]) for row in ask(query, (name,)).fetchall())
+        SELECT DISTINCT (SELECT min(step) FROM metrics WHERE name = ? AND step >= place) FROM at)
+        SELECT (SELECT value FROM metrics WHERE name = ? AND metrics.step = found.step) FROM found ORDER BY step"""
+    return name, tuple(_number(row[0]) for row in ask(query, (name, name)).fetchall())
 
 
 def _number(value: Any) -> float:
