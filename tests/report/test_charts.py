@@ -24,6 +24,8 @@ from .live.conftest import serving
 pytestmark = pytest.mark.browser
 
 WIDTHS = (1400, 400)
+WIDE_TABLES = """() => [...document.querySelectorAll(".scroll")]
+    .filter((box) => !box.closest(".chart") && box.scrollWidth > box.clientWidth + 1).map((box) => box.firstElementChild.id)"""
 LAYERS = [
     f"bert.encoder.layer.{i}.{part}"
     for i in range(5)
@@ -151,6 +153,7 @@ def look(page, request):
             page.wait_for_selector("body[data-drawn=full]")
             page.wait_for_selector("#findings li")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(WIDE_TABLES) == []
         page.screenshot(path=folder / f"{name}-{width}.png", full_page=True)
         assert page.problems == []
         return page

@@ -733,14 +733,25 @@ window.ExciteCharts = (() => {
     }
   }
 
+  // Names each cell of the tables after its column: on narrow screens a row becomes a card (`.cards` in page.css).
+  function cards(root = document) {
+    for (const table of root.querySelectorAll(".scroll > table")) {
+      const head = [...(table.rows[0]?.cells ?? [])];
+      if (table.closest(".chart") || !head.length || head.some((cell) => cell.tagName !== "TH")) continue;
+      table.classList.add("cards");
+      for (const row of [...table.rows].slice(1)) [...row.cells].forEach((cell, i) => { cell.dataset.label = head[i]?.textContent ?? ""; });
+    }
+  }
+
   const redraw = () => {
     for (const chart of drawn) { if (chart.spec) { chart.fit(); if (chart.listed) chart.listed(); chart.render(); } }
   };
   dark.addEventListener("change", redraw);
   window.addEventListener("beforeprint", () => { printing = true; redraw(); });
   window.addEventListener("afterprint", () => { printing = false; redraw(); });
+  cards();
   const inside = document.getElementById("figures");
   if (inside) figures(JSON.parse(inside.textContent));
 
-  return { Lines, HeatMap, multiples, figures, colour, layerColour, element, finite, LISTED };
+  return { Lines, HeatMap, multiples, figures, cards, colour, layerColour, element, finite, LISTED };
 })();

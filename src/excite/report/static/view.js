@@ -2,7 +2,7 @@
 // Names from runs only become text, never markup.
 "use strict";
 (() => {
-  const { Lines, HeatMap, multiples, figures, colour, layerColour, element, finite } = window.ExciteCharts;
+  const { Lines, HeatMap, multiples, figures, cards, colour, layerColour, element, finite } = window.ExciteCharts;
   const { shorten, thousands } = window.ExciteLabels;
   const WAIT = 1000, WORDS_WAIT = 4000; // milliseconds
   const HEIGHT = 290, STEEP = 1e3; // STEEP: a highest value over the median above which an axis starts as logarithmic
@@ -385,7 +385,7 @@
       const { findings } = await ask("/api/findings"), said = await asked;
       showFindings(findings, said.alerts);
       const place = byId("verdict-place");
-      if (said.html && place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; } // made and escaped by the server's templates
+      if (said.html && place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; cards(place); } // made and escaped by the server's templates
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));
     }
     if (statuses !== state.statuses) {
@@ -393,6 +393,7 @@
       const found = await ask("/api/details");
       byId("top").innerHTML = found.top; // these are made and escaped by the server's templates
       byId("bottom").innerHTML = found.bottom;
+      cards(byId("top")), cards(byId("bottom"));
       figures(found.figures);
     }
   }
