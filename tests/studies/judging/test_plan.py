@@ -13,7 +13,8 @@ import pytest
 from excite.errors import InputError
 from excite.studies import Claim, VariantResult, experiment, plan_seeds
 from excite.studies.judging.intervals import over_seeds
-from excite.studies.judging.plan import _power
+from excite.studies.judging.numbers import judge_again
+from excite.studies.judging.plan import _plan_claim, _power
 
 
 def numbers_of(values: list[float], **limit: Any) -> Any:
@@ -27,11 +28,15 @@ def numbers_of(values: list[float], **limit: Any) -> Any:
     return study, stored
 
 
+def written(folder: Path, stored: dict[str, Any]) -> Path:
+    file = folder / "numbers.json"
+    file.write_text(json.dumps(stored))
+    return file
+
+
 def plan(tmp_path: Path, values: list[float], **limit: Any) -> Any:
     study, stored = numbers_of(values, **limit)
-    file = tmp_path / "numbers.json"
-    file.write_text(json.dumps(stored))
-    return plan_seeds(study, file).claims[0]
+    return plan_seeds(study, written(tmp_path, stored)).claims[0]
 
 
 @pytest.mark.parametrize(
@@ -74,11 +79,27 @@ def test_images_set_a_limit(tmp_path: Path) -> None:
     study, stored = numbers_of([0.1, 0.11, 0.09], above=0.0)
     for entry in stored["numbers"]:
         entry["resamples"] = {"v": list(0.1 + np.random.default_rng(0).normal(0, 0.1, 50))}
-    file = tmp_path / "numbers.json"
-    file.write_text(json.dumps(stored))
-    found = plan_seeds(study, file)
+    found = plan_seeds(study, written(tmp_path, stored))
     assert found.claims[0].reason == "more images are needed"
     assert "no claim can be decided by seeds" in str(found)
+
+
+@pytest.mark.parametrize("claims", [1, 6])
+def test_equal_numbers_are_counted_by_the_sign_test(tmp_path: Path, claims: int) -> None:
+    study, stored = numbers_of([1.0] * 5, above=0.5)
+    level = 0.05 / claims
+    planned = _plan_claim(judge_again(study, written(tmp_path, stored)).verdicts[0], level, 0.8)
+    assert planned.seeds is not None
+    assert 2.0 ** (1 - planned.seeds) <= level < 2.0 ** (2 - planned.seeds)
+    assert over_seeds(np.ones(planned.seeds)).p_value(0.5) <= level
+
+
+def test_unreliable_numbers_are_no_matter_of_seeds(tmp_path: Path) -> None:
+    study, stored = numbers_of([0.5, 0.6, 0.7], above=0.0)
+    for entry in stored["numbers"]:
+        entry["flags"] = ["the search failed"]
+    found = plan_seeds(study, written(tmp_path, stored)).claims[0]
+    assert (found.seeds, found.reason) == (None, "more reliable numbers are needed")
 
 
 def test_far_effects_need_two_seeds() -> None:

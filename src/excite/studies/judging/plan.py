@@ -14,7 +14,7 @@ from excite._core.checks import check_number
 from excite.errors import InputError
 from excite.studies.judging.intervals import LEVEL
 from excite.studies.judging.numbers import judge_again
-from excite.studies.judging.verdicts import Verdict
+from excite.studies.judging.verdicts import WHATEVER, Verdict
 from excite.studies.study import Claim, Study
 
 LARGEST = 1000  # numbers of seeds above are not searched
@@ -80,7 +80,8 @@ def plan_seeds(
     """Finds how many seeds each claim of a study needs, from the numbers of the seeds so far; nothing is run.
 
     The effect and its spread are taken to stay as they are. The level is 5 % divided by the number of claims that are judged by an
-    interval: Holm's correction at its strictest. What the images add to the error stays, whatever the number of seeds.
+    interval: Holm's correction at its strictest. What the images add to the error stays, whatever the number of seeds. Where all seeds show
+    the same number, the sign test counts them; where half of a variant's networks are unreliable, no number of seeds decides.
 
     Args:
         study: The study, as for `run`.
@@ -122,6 +123,10 @@ def _plan_claim(verdict: Verdict, level: float, power: float) -> PlannedClaim:
     ends, word = _interval_ends(verdict.claim, estimate.mean)
     if any(end == estimate.mean for end in ends):
         return PlannedClaim(verdict, None, word, "the effect is on the threshold")
+    if verdict.word == "undecided" and any(note.startswith(WHATEVER) for note in verdict.notes):
+        return PlannedClaim(verdict, None, word, "more reliable numbers are needed")
+    if estimate.error == 0 and not estimate.by_images:  # the sign test, p = 2^(1 − n)
+        return PlannedClaim(verdict, math.ceil(1 - math.log2(level)), word)
     images = estimate.by_images or 0.0
     spread = (estimate.error**2 - images) * verdict.seeds
     for seeds in range(2, LARGEST + 1):

@@ -13,6 +13,7 @@ from excite.studies.judging.intervals import LEVEL, Array, MeanEffect, holm, ove
 from excite.studies.study import Claim, VariantResult
 
 Word = Literal["holds", "fails", "undecided", "exact", "not tested"]
+WHATEVER = "Undecided, whatever the effect"  # beginning of the note on a claim whose numbers are not reliable enough
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
     notes = [] if len(tested) == len(pairs) else [f"Its premise is met on {len(tested)} of {len(pairs)} seeds; the others are left out."]  # fmt: skip
     reasons = _reasons(claim, tested)
     if reasons and verdict.word != "undecided":
-        notes.append(f"Undecided, whatever the effect ({verdict.word}): {reasons[0]}")
+        notes.append(f"{WHATEVER} ({verdict.word}): {reasons[0]}")
     word: Word = "undecided" if reasons else verdict.word
     return replace(verdict, word=word, notes=(*notes, *_notes(claim, tested)))
 
