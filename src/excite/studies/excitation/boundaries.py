@@ -257,6 +257,6 @@ STUDY = Study(
     claims,
     ("Hidden biases start ten times as large as PyTorch's, outputs are divided by 5: the authors' choices.",),
     asks="boundaries of two losses",
-    seconds={"quick": 17},
+    seconds={"quick": 17, "paper": 280},
     sources=("persistency:figure 1",),
 )

@@ -370,6 +370,6 @@ STUDY = Study(
     variants,
     claims,
     asks="is the unexcited unlearned?",
-    seconds={"quick": 46},
+    seconds={"quick": 46, "paper": 490},
     sources=("persistency:section 1.1", "persistency:section 3.1", "persistency:section 5.2",),
 )  # fmt: skip

@@ -297,7 +297,7 @@ STUDY = Study(
         "vector machine does. What makes the margin poor there is the bias, which costs as much as a weight however large the data.",
     ),
     asks="is the linear margin poor?",
-    seconds={"quick": 13},
+    seconds={"quick": 13, "paper": 260},
     sources=(
         "persistency:figure 2",
         "persistency:Theorem 2",

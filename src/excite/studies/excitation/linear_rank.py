@@ -307,7 +307,7 @@ STUDY = Study(
         "With strong decay all weights vanish: the rank is 0.",
     ),
     asks="are linear layers of rank 1?",
-    seconds={"quick": 16},
+    seconds={"quick": 16, "paper": 550},
     sources=(
         "persistency:Theorem 4",
         "persistency:Theorem 5",

@@ -137,7 +137,7 @@ STUDY = Study(
         '(a flag that reads "False" as true); here the two differ as the text says.',
     ),
     asks="excite input or all layers?",
-    seconds={"quick": 410},
+    seconds={"quick": 410, "paper": 59000},
     sources=(
         "persistency:figure 6",
         "richness:figure 2",

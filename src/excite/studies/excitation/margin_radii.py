@@ -61,6 +61,6 @@ STUDY = Study(
     claims,
     ("The perturbations are balls in the infinity norm before every affine layer, grown from zero in four stages.",),
     asks="do radii widen margins?",
-    seconds={"quick": 590},
+    seconds={"quick": 590, "paper": 37800},
     sources=("persistency:figure 5",),
 )

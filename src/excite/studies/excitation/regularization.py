@@ -368,7 +368,7 @@ STUDY = Study(
         "Weights are bounded by adding 0.1‖w‖² to the loss.",
     ),
     asks="is a penalty an excitation?",
-    seconds={"quick": 12},
+    seconds={"quick": 12, "paper": 1330},
     sources=(
         "persistency:Theorem 6",
         "persistency:equation 10",

@@ -352,7 +352,7 @@ STUDY = Study(
         "with its tolerance. Now what is left does.",
     ),
     asks="what does training conserve?",
-    seconds={"quick": 29},
+    seconds={"quick": 29, "paper": 1190},
     sources=(
         "invariances:Theorem 1",
         "invariances:appendix F",

@@ -207,6 +207,6 @@ STUDY = Study(
         "Of convolutions and residual blocks the widths are those of all layers; residual networks have one more in front.",
     ),
     asks="a network as a tree of signs",
-    seconds={"quick": 6},
+    seconds={"quick": 6, "paper": 140},
     sources=("invariances:Lemma 2", "invariances:equation 2",),
 )  # fmt: skip

@@ -386,7 +386,7 @@ STUDY = Study(
         "Two points: unit i starts along point i within a tenth. Its limit is (1 + |cos 100°|)/2 = 0.587.",
     ),
     asks="do layers become rank 1?",
-    seconds={"quick": 21},
+    seconds={"quick": 21, "paper": 470},
     sources=(
         "invariances:Theorem 2",
         "invariances:Corollary 1",

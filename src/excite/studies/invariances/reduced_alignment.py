@@ -260,6 +260,6 @@ STUDY = Study(
         "Steps are 0.001 ‖θ‖ long (a step size of about 1/loss).",
     ),
     asks="alignment of convolutions",
-    seconds={"quick": 26},
+    seconds={"quick": 26, "paper": 440},
     sources=("invariances:Theorem 2",),
 )  # fmt: skip

@@ -212,6 +212,6 @@ STUDY = Study(
         "The two units that are always active are chosen to make λ_steady small: outputs near one half, log 2 below 1.",
     ),
     asks="does dropout generalize?",
-    seconds={"quick": 10},
+    seconds={"quick": 10, "paper": 100},
     sources=("reveals:Theorem 3", "reveals:Lemma 3", "reveals:Lemma 4"),
 )  # fmt: skip
