@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from excite import Relative
-from excite.data import load
 from excite.excitation import PersistentExcitation
-from excite.margin import SearchOptions, margins
 from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.figures import COLOURS
-from excite.studies.richness.random_perturbations import network
+from excite.studies.richness.random_perturbations import BATCH, POINTS, RADIUS, TENTHS, input_curves, network, points
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 from excite.train.batches import Shuffle
 
@@ -31,7 +29,6 @@ SQUARED, PLAIN = "squared error", "cross-entropy"
 ADDITIVE, MULTIPLICATIVE = "cross-entropy, additive", "cross-entropy, multiplicative"
 EQUAL = {radius: f"squared error, radius {radius:g} in every layer" for radius in (0.025, 0.05, 0.1)}
 OWN = {share: f"squared error, {share:.0%} of each layer's signal" for share in (0.05, 0.1, 0.2)}
-RADIUS, BATCH, TENTHS, POINTS = 0.1, 20, 10, 60
 COST = 0.02  # of test accuracy that a radius may cost against plain training
 _SETS, _TRADE = "Persistency of excitation, section 7.2", "Persistency of excitation, section 7.3"
 _GROWTH = "the cross-entropy loss yields unbounded growth of the parameters of the network, and consequently, the signals in the hidden layers will become unboundedly large"
@@ -116,25 +113,12 @@ def train(
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Trains a network; its margins, and how signals and effects changed from the first tenth of training to the end."""
-    data = load("digits", classes=(8, 9), seed=seed)
-    parts = [(data.x_train.flatten(1), data.y_train), (data.x_test.flatten(1), data.y_test)]
+    x, y, new, labels = points("digits", seed)
     model, threshold = network(seed), 0.0 if settings["loss"] == "cross-entropy" else 0.5
-    curves = train(model, *parts[0], settings, seed, on_progress)
-    options = SearchOptions(certify=False)
-    found = [
-        margins(model, x[:POINTS], y[:POINTS], bounds=(-1, 1), threshold=threshold, options=options) for x, y in parts
-    ]
-    right = [float(((model(x)[:, 0] > threshold).long() == y).double().mean()) for x, y in parts]
-    values = {
-        "accuracy_train": right[0],
-        "accuracy_test": right[1],
-        "margin_test": found[1].median,
-        "gap": found[0].gap(found[1], resamples=1).value,
-        "size": curves["size"][-1],
-        **{f"{name}_change": _log2(values[-1], values[0]) for name, values in curves.items()},
-    }
-    flags = tuple(f"{part}: {flag}" for part, curve in zip(("training", "test"), found) for flag in curve.flags)
-    return Outcome(values, curves, flags)
+    curves = train(model, x, y, settings, seed, on_progress)
+    values, flags = input_curves(model, ((x, y), (new, labels)), threshold)
+    changes = {f"{name}_change": _log2(curve[-1], curve[0]) for name, curve in curves.items()}
+    return Outcome({**values, "size": curves["size"][-1], **changes}, curves, flags)
 
 
 def _log2(value: float, over: float) -> float:

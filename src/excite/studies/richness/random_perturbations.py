@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PLAIN, RANDOM, WORST = "plain", "random signs in every layer", "every layer excited"
 FULL = "plain, random inputs of full rank"
-RADIUS, BATCH, TENTHS = 0.1, 20, 10
+RADIUS, BATCH, TENTHS, POINTS = 0.1, 20, 10, 60
 WIDTHS = (64, 48, 48, 48, 1)
 _RICHNESS = "Richness of hidden activations, section 5"
 _RANDOM = "it is difficult to fill up the neighborhood of the training data in this space with random perturbations"
@@ -42,8 +42,8 @@ _RAW = "The raw image, audio, and video data are low-dimensional by nature"
 
 
 SCALES = {
-    "quick": Scale(name="quick", seeds=4, words="100 epochs, 4 seeds, margins of 60 training and 60 test images"),
-    "paper": Scale(name="paper", seeds=10, words="100 epochs, 10 seeds, margins of 60 training and 60 test images; the paper has no experiment"),
+    "quick": Scale(name="quick", seeds=4, words=f"100 epochs, 4 seeds, margins of {POINTS} training and {POINTS} test images"),
+    "paper": Scale(name="paper", seeds=10, words=f"100 epochs, 10 seeds, margins of {POINTS} training and {POINTS} test images; the paper has no experiment"),
 }  # fmt: skip
 
 
@@ -125,27 +125,41 @@ def train(
     return ranks
 
 
+Parts = Sequence[tuple[Tensor, Tensor]]  # points and labels of training and test
+
+
+def input_curves(model: nn.Module, parts: Parts, threshold: float = 0.5) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Accuracies, median test margin, and gap of the margin curves of training and test points; and what speaks against them."""
+    options = SearchOptions(certify=False)
+    train, test = (
+        margins(model, x[:POINTS], y[:POINTS], bounds=(-1, 1), threshold=threshold, options=options) for x, y in parts
+    )
+    right = [float(((model(x)[:, 0] > threshold).long() == y).double().mean()) for x, y in parts]
+    values = {
+        "accuracy_train": right[0],
+        "accuracy_test": right[1],
+        "margin_test": test.median,
+        "gap": train.gap(test, resamples=1).value,
+    }
+    return values, tuple(
+        f"{part}: {flag}" for part, found in (("training", train), ("test", test)) for flag in found.flags
+    )
+
+
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
     """Trains a network and measures ranks and margins."""
     x, y, new, labels = points(settings["data"], seed)
     model = network(seed)
     ranks = train(model, x, y, settings, seed, on_progress)
-    options = SearchOptions(certify=False)
-    curves = [margins(model, p[:60], t[:60], bounds=(-1, 1), options=options) for p, t in ((x, y), (new, labels))]
     spectrum = np.linalg.svd(x.double().numpy() - x.double().numpy().mean(0), compute_uv=False) ** 2
     dimension = int((np.cumsum(spectrum) / spectrum.sum() < 0.95).sum()) + 1
-    right = [float(((model(p)[:, 0] > 0.5).long() == t).double().mean()) for p, t in ((x, y), (new, labels))]
-    values = {
-        "accuracy_train": right[0],
-        "accuracy_test": right[1],
-        "margin_test": curves[1].median,
-        "gap": curves[0].gap(curves[1], resamples=1).value,
+    values, flags = input_curves(model, ((x, y), (new, labels)))
+    values |= {
         "rank_start": ranks[0],
         "rank_end": ranks[-1],
         **{f"rank{tenth}": rank for tenth, rank in enumerate(ranks)},
         "raw": dimension / WIDTHS[0],
     }
-    flags = tuple(f"{split}: {flag}" for split, curve in zip(("training", "test"), curves) for flag in curve.flags)
     return Outcome(values, {"ranks": ranks}, flags)
 
 
@@ -252,6 +266,6 @@ STUDY = Study(
     claims,
     ("Digits and a fully connected network instead of CIFAR-10 and a convolutional one.",),
     asks="noise instead of excitation?",
-    seconds={"quick": 45},
+    seconds={"quick": 45, "paper": 1240},
     sources=("richness:section 5", "persistency:section 4"),
 )  # fmt: skip
