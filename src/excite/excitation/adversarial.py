@@ -47,7 +47,7 @@ from excite.excitation.radius import (
 )
 from excite.excitation.radius_control import GapController
 from excite.excitation.search import INPUT, Perturbations, evaluate
-from excite.excitation.targets import Binary, Codes, Loss, Tokens, choose_target, tokens_target
+from excite.excitation.targets.targets import Binary, Codes, Loss, Tokens, choose_target, tokens_target
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
 
 

@@ -20,7 +20,7 @@ from excite._core.checks import Bounds, Norm, check_choice, check_flag, parse_no
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
 from excite._core.preserve import Buffers, ignore_probes
-from excite._core.replay import Tape
+from excite._core.replay.passes import Tape
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
 from excite.excitation.perturbations import BestValues, PerturbedInput

@@ -17,7 +17,7 @@ from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, batch_size, check_finite, repeated
 from excite._core.checks import check_count, check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
-from excite.excitation.targets import (
+from excite.excitation.targets.targets import (
     Loss,
     Target,
     binary_errors,

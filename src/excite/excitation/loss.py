@@ -47,7 +47,16 @@ from excite.excitation.radius import (
 )
 from excite.excitation.radius_control import FitController
 from excite.excitation.search import INPUT, Perturbations, Read, SearchSettings, evaluate, search
-from excite.excitation.targets import TARGETS, Loss, Target, Tokens, Values, choose_target, tokens_target, values_target
+from excite.excitation.targets.targets import (
+    TARGETS,
+    Loss,
+    Target,
+    Tokens,
+    Values,
+    choose_target,
+    tokens_target,
+    values_target,
+)
 
 
 class PersistentExcitation:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.calibration import resolve_layouts
 from excite._core.calls import Batch, batch_size, call, own_copy, repeated, tensors
 from excite._core.checks import Bounds, Norm
 from excite._core.distributed import anyone
@@ -26,7 +25,8 @@ from excite._core.intercept.affine import Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
 from excite._core.preserve import Buffers, RandomState, device_of, ignore_probes
-from excite._core.replay import CleanPass, Pass, PerturbedPass, Tape
+from excite._core.replay.calibration import resolve_layouts
+from excite._core.replay.passes import CleanPass, Pass, PerturbedPass, Tape
 from excite._core.wrappers import eagerly, is_sharded
 from excite.errors import InputError, ModelError
 from excite.excitation.direction import Linearized, any_direction, find_direction, wide

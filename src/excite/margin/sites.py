@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excite._core.calibration import resolve_layouts
 from excite._core.calls import Pick, pick_output
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.intercept.parameters import account, report
 from excite._core.layout import Layout
-from excite._core.replay import Pass, Tape, is_model_input
+from excite._core.replay.calibration import resolve_layouts
+from excite._core.replay.passes import Pass, Tape, is_model_input
 from excite._core.wrappers import eagerly, unwrap
 from excite.errors import ModelError
 from excite.excitation.radius import unknown_layer

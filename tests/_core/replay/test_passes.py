@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from excite._core.intercept.affine import Names
-from excite._core.replay import Pass, PerturbedPass, Tape
+from excite._core.replay.passes import Pass, PerturbedPass, Tape
 from excite.errors import ModelError
 
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from excite import InputError
 from excite.margin import Margins
-from excite.probes import Loss, MarginGap, PaidSchedule, margin_gap
+from excite.probes import Loss, MarginGap, PaidSchedule
 from excite.probes.base import StepContext
+from excite.probes.margin_gap import probe as margin_gap_probe
 
 
 def linear() -> tuple[nn.Module, dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
@@ -71,7 +72,7 @@ class Timed(nn.Module):
     def __init__(self, model: nn.Module, monkeypatch: pytest.MonkeyPatch):
         super().__init__()
         self.model, self.now, self.last_began, self.per_pass, self.per_point = model, 0.0, 0.0, 0.0, 0.0
-        monkeypatch.setattr(margin_gap.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(margin_gap_probe.time, "monotonic", lambda: self.now)
 
     def forward(self, x):
         self.last_began = self.now

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from excite._core.intercept.affine import AffineCall, Names
 from excite._core.layout import Layout, closest, possible_layouts
-from excite._core.replay import Pass, Tape, another_path
+from excite._core.replay.passes import Pass, Tape, another_path
 from excite.errors import ModelError
 
 Run = Callable[[Pass, int], Tensor]  # (pass, copies) -> outputs of the batch, so many times in a row, (copies · B, ...)
