@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from excitation.deferring import deferring
 from excite import AdversarialTraining, InputError, PersistentExcitation, Relative
-from excite._core import replay
+from excite._core.replay import passes
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HIGH = torch.tensor([1.0, 1.0, 0.9]).reshape(3, 1, 1)
@@ -111,7 +111,7 @@ def test_no_value_is_read_and_the_loss_is_the_same(name: str, monkeypatch: pytes
     expected = first.loss(x, y)
     method._known_layouts = first._known_layouts  # found once for every shape
     method._checks = deferring()
-    monkeypatch.setattr(replay, "runs_ahead", lambda tensor: True)
+    monkeypatch.setattr(passes, "runs_ahead", lambda tensor: True)
     torch.manual_seed(3)
     reads = Reads()
     for make in (torch.tensor, torch.as_tensor):  # numbers that are copied to the device are waited for, too

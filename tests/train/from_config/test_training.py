@@ -12,10 +12,9 @@ import torch
 from excite.errors import InputError, RunError
 from excite.margin import SearchOptions
 from excite.runs import Run, load_run
-from excite.train import from_config as training
 from excite.train.config import DataConfig, parse_config
 from excite.train.evaluate import load_model, measure
-from excite.train.from_config import find_device, load_data, load_trained, train
+from excite.train.from_config import find_device, load_data, load_trained, train, training
 
 MOONS: dict[str, Any] = {
     "data": {"name": "moons", "train": 60, "test": 30},

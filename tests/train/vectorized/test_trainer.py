@@ -86,7 +86,7 @@ def test_continues_where_it_stopped(tmp_path: Path) -> None:
 def test_a_network_that_cannot_continue_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excitation: dict[str, float]
 ) -> None:
-    from excite.train import from_config as training
+    from excite.train.from_config import training
 
     made = training.build_model
 
