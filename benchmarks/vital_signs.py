@@ -7,8 +7,9 @@ tokens. With `--regional` every block and the output layer are compiled by thems
 one that nobody watches, one with all vital signs, and one with these and the recorder. Signs are measured every 50 and every 10 steps, and
 never. A round has 50 steps of each variant, one after the other; the extra time is the mean over rounds of the ratio within a round, with its
 smallest and largest value. With signs every 50 steps, ranks of tokens and critical sharpness fall into one round in five each: take a multiple
-of five rounds. Printed are milliseconds per step, the extra time and the peak memory, and for every probe the milliseconds of one measurement
-on the host and on the GPU. On a CPU `--size tiny` runs in seconds.
+of five rounds. `--alone` leaves out the variants with both recorder and signs. Printed are milliseconds per step, the extra time and the peak
+memory, for every probe the milliseconds of one measurement on the host and on the GPU, between events, and with `--kernels` the number of its
+kernels and for how long they keep the GPU busy. On a CPU `--size tiny` runs in seconds.
 
     python -m benchmarks.vital_signs --memory --device cuda --size billion --batch 4
 
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import excite
 from benchmarks.timing import machine
@@ -223,6 +225,33 @@ class Stopwatch:
         }
 
 
+def kernels(training: Training) -> dict[str, tuple[int, float]]:
+    """Number of kernels (on a CPU: of operators) of one measurement of each probe, and the milliseconds they run."""
+    found: dict[str, tuple[int, float]] = {}
+    cuda = training.device.type == "cuda"
+
+    def profiled(function: Any, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            training.settle()
+            with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+                result = function(*args)
+                training.settle()
+            events = profiler.key_averages()
+            times = [one.self_device_time_total if cuda else one.self_cpu_time_total for one in events]
+            if sum(times):
+                counted = [one.count for one, spent in zip(events, times) if spent]
+                found[name] = sum(counted), sum(times) / 1000
+            return result
+
+        return call
+
+    for probe in training.signs:
+        setattr(probe, "measure", profiled(probe.measure, probe.name))  # noqa: B010
+    training.measure_at_every_step()
+    training.run(2)
+    return found
+
+
 VARIANTS = (  # name, whether with the recorder, steps between measurements
     ("recorder", True, NEVER),
     ("signs every 50", False, 50),
@@ -241,8 +270,11 @@ def measure(
     rounds: int,
     seconds: float,
     note: Any = print,
+    alone: bool = False,
+    count_kernels: bool = False,
 ) -> dict[str, Any]:
     """Milliseconds per step and peak memory of every variant, in turns; all models are held all the time."""
+    variants = [one for one in VARIANTS if not (alone and one[1] and one[2] != NEVER)]
     began = time.perf_counter()
     plain = Training(size, batch, device, backend, False, regional)
     # Before the first compiled call:
@@ -263,7 +295,7 @@ def measure(
         if i and time.perf_counter() - began > seconds * (i + 1) / (i + 2):
             break
         found.setdefault("not watched", []).append(plain.run(steps))
-        for name, recorder, every in VARIANTS:
+        for name, recorder, every in variants:
             every = every if device.type == "cuda" or every == NEVER else every // 5
             watched[recorder].schedule(every, i * steps)
             found.setdefault(name, []).append(watched[recorder].run(steps))
@@ -275,6 +307,9 @@ def measure(
     watched[True].run(steps)
     result["probes"] = stopwatch.table()
     note(result)
+    if count_kernels:
+        result["kernels"] = kernels(watched[False])
+        note(result)
     return result
 
 
@@ -352,6 +387,8 @@ def main() -> None:
     parser.add_argument(
         "--regional", action="store_true", help="compile each block and the output, not the whole model"
     )
+    parser.add_argument("--alone", action="store_true", help="recorder and signs by themselves, not together")
+    parser.add_argument("--kernels", action="store_true", help="count the kernels of every probe, by the profiler")
     parser.add_argument("--memory", action="store_true", help="only the peak memory with the default probes")
     parser.add_argument("--json", help="file that the numbers are written to after every round")
     options = parser.parse_args()
@@ -376,6 +413,8 @@ def main() -> None:
         options.rounds,
         options.seconds,
         note,
+        options.alone,
+        options.kernels,
     )
     print(json.dumps(result))
     rounds = len(result["milliseconds"]["not watched"])
@@ -393,6 +432,8 @@ def main() -> None:
     print("\n| one measurement | ms on the host | ms on the GPU |\n| --- | --: | --: |")
     for name, times in result["probes"].items():
         print(f"| {name} | {times['host']:.2f} | {times['gpu']:.2f} |")
+    for name, (count, busy) in result.get("kernels", {}).items():
+        print(f"{name}: {count} kernels, {busy:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, arguments, own_copy, tensors
 from excite._core.checks import shown
+from excite._core.intercept.cast_linears import cast_linears
 from excite._core.intercept.other_weights import OtherWeights
 from excite._core.intercept.padded_rows import padded
 from excite._core.preserve import eval_mode
@@ -152,9 +153,9 @@ class CriticalSharpness(Probe):
             for c in (0.0, *multiples):
                 # (1 − c) old + c new, in the order of lerp: at c = 0 the old weights, bit by bit
                 moved = {}  # one set of weights at a time
-                moved = dict(zip(before, map(padded, torch._foreach_lerp(old, new, c))))
+                moved = dict(zip(before, map(padded, torch._foreach_lerp(old, new, c) if c else old)))
                 args, kwargs = arguments(ctx.model, own_copy(batch))
-                with weights.held(moved):
+                with weights.held(moved), cast_linears(ctx.model):
                     output = ctx.model(*args, **kwargs)
                 losses.append(wide(self._chosen(output, batch)).reshape(()))
         compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))

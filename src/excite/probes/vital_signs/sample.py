@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from excite._core.calls import Batch, Pick, batch_size, call, own_copy, pick_output
 from excite._core.checks import first_line
 from excite._core.intercept.affine import clean_path
+from excite._core.intercept.cast_linears import cast_linears
 from excite._core.intercept.padded_rows import padded_weights
 from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.base import StepContext
@@ -107,6 +108,7 @@ def run_sample(
         streams = stack.enter_context(block_outputs(model, torch.clone))  # the next block may change them in place
         if not modes:  # they tell weights by their identity
             stack.enter_context(padded_weights(model))
+            stack.enter_context(cast_linears(model))
         for mode in (attention, *modes):
             stack.enter_context(mode)
         found.output = call(model, own_copy(batch))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from excite._core.calls import call, own_copy
 from excite._core.checks import check_count
+from excite._core.intercept.cast_linears import cast_linears
 from excite._core.intercept.padded_rows import padded_weights
 from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
@@ -109,6 +110,7 @@ class TokenRank(Probe):
             as_trained(ctx.model, batch),
             block_outputs(ctx.model, keep) as found,
             padded_weights(ctx.model),
+            cast_linears(ctx.model),
         ):
             call(ctx.model, own_copy(batch))
         return {path: rows for path, rows in found.items() if rows is not None}
