@@ -57,23 +57,47 @@ def serve(root: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().split()[1]
 
 
-def opened(browser: Any, url: str) -> tuple[Any, float, float]:
-    """A page in a new context, and the seconds until its first curves and until everything was read."""
+def opened(browser: Any, url: str, server: int) -> tuple[Any, dict[str, float]]:
+    """A page in a new context, and what passed until its first curves and until everything was read.
+
+    Seconds, processor time of everything, and of it what the page's main thread worked until its first curves.
+    """
     page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    before = seconds_used(browser, server)
     start = time.perf_counter()
     page.goto(url, wait_until="commit")
-    times = []
-    for wanted in ("#chart-losses canvas", "body[data-drawn=full]"):
+    found = {}
+    for name, wanted in (("first", "#chart-losses canvas"), ("all", "body[data-drawn=full]")):
         page.wait_for_selector(wanted, timeout=120_000, state="attached")
-        times.append(time.perf_counter() - start)
-    return page, times[0], times[1]
+        found[name] = time.perf_counter() - start
+        if name == "first":
+            metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+            found["main"] = metrics["TaskDuration"]
+            found["paint"] = (
+                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN") / 1000
+            )
+        found[f"{name} used"] = seconds_used(browser, server) - before
+    return page, found
 
 
 def seconds_used(browser: Any, server: int) -> float:
     """Processor time of the server and of all processes of the browser, which other work on the machine does not stretch."""
     found = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")["processInfo"]
-    ticks = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(one["cpuTime"] for one in found) + sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return sum(one["cpuTime"] for one in found) + _ticks(server) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    """Of a process and of those that it started."""
+    try:
+        own = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        children = {
+            child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+        }
+    except OSError:
+        return 0
+    return sum(map(int, own)) + sum(_ticks(int(child)) for child in children)
 
 
 def memory(page: Any, browser: Any) -> tuple[float, float]:
@@ -122,7 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    times: dict[str, list[float]] = {"first": [], "all": [], "used": [], "again": []}
+    times: dict[str, list[float]] = {}
     memories: dict[str, list[float]] = {"heap": [], "private": []}
     updates = 0
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -135,18 +159,16 @@ def main() -> None:
                     url = f"{address}view?run=long"
                     browser.new_page().goto(f"{address}assets/page.css")  # a browser that is up, like anyone's
                     time.sleep(2)
-                    before = seconds_used(browser, process.pid)
-                    page, *spent = opened(browser, url)
-                    used = seconds_used(browser, process.pid) - before
+                    page, spent = opened(browser, url, process.pid)
                     heap, private, updates = kept_up(page, browser, run, options.seconds)
                     page.context.close()
-                    again = opened(browser, url)[2]
+                    spent["again"] = opened(browser, url, process.pid)[1]["all"]
                 finally:
                     browser.close()
                     process.terminate()
                     process.wait()
-                for name, value in zip(times, (*spent, used, again)):
-                    times[name].append(value)
+                for name, value in spent.items():
+                    times.setdefault(name, []).append(value)
                 memories["heap"].append(heap)
                 memories["private"].append(private)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -155,9 +177,14 @@ def main() -> None:
     )
     print(f"Median of {options.repeats} (smallest–largest).\n")
     print("| opening | seconds |\n|---|---|")
+    print(f"| first paint: verdict and table | {spread(times['paint'])} |")
     print(f"| first curves on the screen | {spread(times['first'])} |")
+    print(f"| work of the page's main thread until the first curves | {spread(times['main'])} |")
+    print(
+        f"| processor time until the first curves, server and all processes of the browser | {spread(times['first used'])} |"
+    )
     print(f"| everything read | {spread(times['all'])} |")
-    print(f"| processor time until then, server and all processes of the browser | {spread(times['used'])} |")
+    print(f"| processor time until then, server and all processes of the browser | {spread(times['all used'])} |")
     print(f"| opened again, until everything is read (server warm, browser not) | {spread(times['again'])} |")
     print(f"\n| browser memory over {options.seconds:g} s, {updates} updates | MB |\n|---|---|")
     print(f"| JavaScript heap, largest | {spread(memories['heap'], '.0f')} |")

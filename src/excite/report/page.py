@@ -197,6 +197,12 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(version=__version__, **values)
 
 
+def compile_templates(*templates: str) -> None:
+    """Loads templates and what they include, so that the first page does not wait for it."""
+    for name in templates:
+        _environment().get_template(name)
+
+
 @cache
 def _environment() -> Environment:
     return Environment(

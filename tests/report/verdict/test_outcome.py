@@ -65,12 +65,29 @@ NAN, FALLS = math.nan, tuple(np.linspace(2.3, 0.1, 20))
         ((0.001, *(1.0,) * 19), (0.05, *(1.0,) * 19), False, ""),  # a first batch that happens to be easy
         ((2.0, 2.0, 50.0, 90.0, 300.0, 900.0, 900.0, 900.0),) * 2 + (False, "the loss rose from 2 to 900"),
         ((2.3, 2e6, *[160.0] * 18), (150.0,) * 20, False, "the loss rose from 2.3 to 150"),
-        ((2.3, 2e4, *[160.0] * 18), (150.0,) * 20, False, ""),
+        ((2.3, 2e4, *[160.0] * 18), (150.0,) * 20, False, "the loss rose from 2.3 to 150"),
+        ((2.3, 2e4, *[20.0] * 18), (15.0,) * 20, False, ""),  # recovers
+        ((2.3, *[900.0] * 19), (150.0,) * 20, False, ""),  # no peak: a first batch that happens to be easy
+        (tuple(np.geomspace(1e-8, 1e-3, 20)), (0.4,) * 20, False, ""),  # a student that starts as its teacher
+        ((1e-4,) * 20, (0.9,) * 20, False, ""),  # rewards that come late
+        ((1e-4,) * 20, (40.0,) * 20, False, "the loss rose from 0.0001 to 40"),
+        ((3e9,) * 20, (2e9,) * 20, False, ""),  # a regression in units of its own
+        ((3e9,) * 20, (5e10,) * 20, False, "the loss rose from 3e+09 to 5e+10"),
         ((0.01, *[1.0] * 19), (0.5,) * 20, False, ""),
     ],
 )
 def test_when_a_training_has_diverged(first, last, running, found):
     assert divergence(first, last, running) == found
+
+
+def test_losses_of_single_samples_vary_and_do_not_diverge():
+    rng = np.random.default_rng(0)
+    for batch, level, allowed in ((1, 1, 3), (8, 2, 0), (32, 1, 0)):
+        found = [
+            divergence(*(tuple(1000 * by * (rng.standard_normal((20, batch)) ** 2).mean(1)) for by in (1, level)))
+            for _ in range(500)
+        ]
+        assert sum(map(bool, found)) <= allowed
 
 
 def test_diverged_replaces_every_other_status():

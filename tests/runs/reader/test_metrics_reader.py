@@ -104,6 +104,21 @@ def test_a_sketch_is_made_of_true_points(tmp_path):
     follower.close()
 
 
+def test_a_subsample_takes_few_queries(tmp_path, monkeypatch):
+    """A query per point would go to another process and back a thousand times before the first curve is drawn."""
+    with Run.create(tmp_path / "run", {}) as run:
+        for step in range(2000):
+            run.log(step, {"a": step})
+    follower = MetricsReader(run.path)
+    asked, ask = [], follower._ask
+    monkeypatch.setattr(follower, "_ask", lambda *query: asked.append(query) or ask(*query))
+    steps, values = follower.subsample("a", 101)
+    np.testing.assert_array_equal(steps, np.linspace(0, 1999, 101).astype(int))
+    np.testing.assert_array_equal(values, steps)
+    assert len(asked) < 10
+    follower.close()
+
+
 def test_how_a_run_stands(tmp_path):
     path = tmp_path / "run"
     run = Run.create(path, {})

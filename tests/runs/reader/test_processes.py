@@ -12,7 +12,7 @@ from excite import RunError
 from excite.runs import Run
 from excite.runs.reader import MetricsReader, read_overview
 from excite.runs.reader import processes as readers
-from excite.runs.reader.processes import Crashed, ReadElsewhere, Reader
+from excite.runs.reader.processes import Crashed, ReadElsewhere, Reader, Readers
 
 pytestmark = pytest.mark.skipif(not readers.AVAILABLE, reason="files that are mapped cannot be shortened on Windows")
 
@@ -48,6 +48,16 @@ def test_the_numbers_are_those_read_in_this_process(run):
     for one, other in zip(MetricsReader(run.path).subsample("loss/step", 20), fresh.subsample("loss/step", 20)):
         np.testing.assert_array_equal(one, other)
     assert read_overview(run.path, ["loss/step"], reader=Reader()) == read_overview(run.path, ["loss/step"])
+
+
+def test_the_first_process_can_be_started_in_advance(run):
+    several = Readers(2)
+    several.start()
+    several.start()
+    first, second = several.assign(), several.assign()
+    assert (first.running, first.starts, second.running) == (True, 1, False)
+    MetricsReader(run.path, reader=first).close()
+    assert first.starts == 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -40,7 +41,7 @@ def serve(
     try:
         import uvicorn
 
-        from excite.report.live.app import make_app
+        from excite.report.live.app import make_app, prepare
         from excite.report.live.connections import allow_many_files, configured
         from excite.report.live.guard import is_loopback
         from excite.report.live.mirroring import mirrored
@@ -56,6 +57,7 @@ def serve(
         listening = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         announce(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+        threading.Thread(target=prepare, daemon=True).start()
         with suppress(KeyboardInterrupt):
             uvicorn.Server(configured(app)).run(sockets=[listening])
 

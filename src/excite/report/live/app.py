@@ -21,18 +21,19 @@ from starlette.routing import Route
 
 from excite.errors import ExciteError, InputError
 from excite.report.collect import collect
-from excite.report.live.folder import MAX_RUNS, NotFound, RunRow, Runs
+from excite.report.live.folder import MAX_RUNS, NotFound, RunRow, Runs, start_reader
 from excite.report.live.guard import Guard
 from excite.report.live.sharing import Sharing
 from excite.report.live.tasks import sweeps
 from excite.report.margin_history import margin_history
-from excite.report.page import ASSETS, SCRIPTS, asset, details, render
+from excite.report.page import ASSETS, SCRIPTS, asset, compile_templates, details, render
 from excite.report.verdict.contents import first_line, to_json
 from excite.report.verdict.outcome import standing
 from excite.report.view import MAX_METRICS, POINTS, alerts, describe, draw, findings, run_findings, select
 from excite.runs.reader import loss_ends, read_status
 
 MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
+_TEMPLATES = ("live.html.j2", "verdict.html.j2", "history.html.j2", "panels.html.j2", "base.html.j2", "list.html.j2")
 _TYPES = {".js": "text/javascript", ".css": "text/css"}
 _log = logging.getLogger("excite.serve")
 Answer = Callable[[Runs, Request], Response]
@@ -83,6 +84,14 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
     )
     app.state.runs = runs
     return Guard(app, token, host)
+
+
+def prepare() -> None:
+    """Does what the first page would wait for: starts a process that reads, loads templates and assets."""
+    start_reader()
+    compile_templates(*_TEMPLATES)
+    for name in ASSETS:
+        _asset_bytes(name)
 
 
 def _list_page(runs: Runs, request: Request) -> Response:

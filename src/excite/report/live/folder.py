@@ -60,6 +60,11 @@ class RunRow:
     spark: tuple[str, tuple[float, ...]] | None = None
 
 
+def start_reader() -> None:
+    """Starts the first process that reads databases, so that the first page does not wait for it."""
+    _READERS.start()
+
+
 class Runs:
     """Runs by their path below `root`. Open ones are kept, the least recently used are closed."""
 

@@ -24,6 +24,7 @@ SUMMARY = tuple(
     for name in ("median/train", "median/test", "low/train", "low/test", "accuracy/train", "accuracy/test", "gap", "chance")
 )  # fmt: skip
 EXPLODED = 10.0  # times the loss at the start, above which a training has diverged
+SMALLEST = 0.1  # a loss that starts below it is taken to start there
 _LEVEL = 0.95
 _CRITICAL = math.sqrt(-math.log((1 - _LEVEL) / 2) / 2)  # of Kolmogorov's distribution: 1.358 at 95 %
 
@@ -227,8 +228,10 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
 
     It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), if the
     median of the last values is more than ten times that of the first, or if all of the last values are more than a hundred times
-    the very first one, ten times where the first values hold one 100,000 times as large: with a learning rate far too high, the second
-    step diverges, and the loss may settle far below that peak.
+    the very first one, ten times where the first values hold one 1,000 times as large: with a learning rate far too high, the second
+    step diverges, and the loss may settle far below that peak. That factor is larger where the last values differ among themselves
+    by more, as the losses of single samples do. What is compared with counts as 0.1 if it is smaller: a loss that
+    starts near zero, such as that of a student that starts as its teacher or of an easy first batch, has no scale to rise from.
     """
     begun, ended = (np.asarray(values, dtype=np.float64) for values in (first, last))
     if not len(ended):
@@ -241,13 +244,15 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     start, end = (
         float(np.median(v[np.isfinite(v)])) if np.isfinite(v).any() else 0.0 for v in (begun[:few], ended[-few:])
     )
-    if start > 0 and end > EXPLODED * start:
+    if start > 0 and end > EXPLODED * max(start, SMALLEST):
         return f"the loss rose from {start:.3g} to {end:.3g}"
     minimum = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
     peak = float(np.max(begun[np.isfinite(begun)], initial=0.0))
-    factor = EXPLODED if begun.size and peak > EXPLODED**5 * begun[0] else EXPLODED**2
-    if begun.size and 0 < begun[0] < math.inf and math.inf > minimum > factor * begun[0]:  # within the first steps
-        return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
+    if begun.size and 0 < begun[0] < math.inf:  # it may have risen within the first steps
+        initial = max(float(begun[0]), SMALLEST)
+        spread = float(np.max(ended[np.isfinite(ended)])) / minimum if minimum > 0 else math.inf
+        if math.inf > minimum > max(EXPLODED if peak > EXPLODED**3 * initial else EXPLODED**2, spread) * initial:
+            return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 
 

@@ -49,6 +49,12 @@ class Reader:
         """Whether the process is running."""
         return self._pipe is not None
 
+    def start(self) -> None:
+        """Starts the process unless it is running."""
+        with self.lock:
+            if self._pipe is None:
+                self._start()
+
     def ask(self, key: int, seconds: float, action: str, arguments: Any) -> list[Any]:
         """All parts of the answer."""
         with self.lock:
@@ -104,7 +110,13 @@ class Readers:
     """A few `Reader`s, each of which reads several databases."""
 
     def __init__(self, count: int = 4) -> None:
-        self._next = itertools.cycle([Reader() for _ in range(count)])
+        self._readers = [Reader() for _ in range(count)]
+        self._next = itertools.cycle(self._readers)
+
+    def start(self) -> None:
+        """Starts the first process now, so that the first database does not wait for it."""
+        if AVAILABLE:
+            self._readers[0].start()
 
     def assign(self) -> Reader:
         """The next one in turn."""
