@@ -202,3 +202,20 @@ def test_the_config_in_the_docs_is_valid(tmp_path: Path) -> None:
     config = load_config(tmp_path / "first.toml")
     assert config.excitation is not None
     assert config.excitation.radius == 0.02
+
+
+@pytest.mark.parametrize("change", [{"held_out": None}, {"hidden_radius": 0.1}])
+def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="held_out"):
+        parse_config(
+            {**BASE, "adversarial": {"radius": 0.05, "steps": 2, "hidden_radius": "auto", "held_out": 10, **change}}
+        )
+
+
+@pytest.mark.parametrize("hidden_radius", ["auto", 0.0])
+def test_stages_need_a_hidden_radius(hidden_radius: object) -> None:
+    held_out = {"held_out": 10} if hidden_radius == "auto" else {}
+    with pytest.raises(InputError, match="hidden_stages"):
+        parse_config(
+            {**BASE, "adversarial": {"radius": 0.1, "hidden_radius": hidden_radius, "hidden_stages": 2, **held_out}}
+        )

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from excite.errors import InputError, TrainingStopped
 from excite.runs import Run
 from excite.train.config import parse_config
 from excite.train.from_config import train, train_together
@@ -80,35 +79,3 @@ def test_continues_where_it_stopped(tmp_path: Path) -> None:
         assert run.series("loss/step")[0].tolist() == [1, 2, 3, 4, 5, 6]
         run.close()
         expected.close()
-
-
-@pytest.mark.parametrize("excitation", [{"radius": 0.03}, {"relative": 0.02}], ids=["stacked", "one by one"])
-def test_a_network_that_cannot_continue_does_not_stop_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excitation: dict[str, float]
-) -> None:
-    from excite.train.from_config import training
-
-    made = training.build_model
-
-    def sabotaged(config: Any, data: Any) -> nn.Module:
-        model = made(config, data)
-        if config.seed == 1:
-            with torch.no_grad():
-                model[0].weight[0, 0, 0, 0] = float("nan")
-        return model
-
-    monkeypatch.setattr(training, "build_model", sabotaged)
-    paths = [tmp_path / str(i) for i in range(3)]
-    with pytest.raises(TrainingStopped, match="1 of 3 trainings stopped"):
-        train_together([config(seed, excitation=excitation) for seed in range(3)], paths)
-    found = [Run.open(path) for path in paths]
-    assert [run.status for run in found] == ["done", "failed", "done"]
-    for run in found:
-        run.close()
-
-
-def test_only_seeds_may_differ(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing but their seeds"):
-        train_together([config(0), config(1, epochs=3)], [tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(InputError, match="a folder for each"):
-        train_together([config(0)], [])
