@@ -59,9 +59,10 @@ def public() -> dict[str, Any]:
 
 
 def methods(cls: type) -> dict[str, Any]:
-    """Public methods and properties that the class itself defines."""
+    """Public methods and properties that the class or a base class of this library defines."""
     found = {}
-    for name, item in vars(cls).items():
+    own = [base for base in reversed(cls.__mro__) if base is cls or base.__module__.startswith("excite")]
+    for name, item in [pair for base in own for pair in vars(base).items()]:
         function = getattr(item, "__func__", getattr(item, "fget", item))
         if (
             not name.startswith("_")
