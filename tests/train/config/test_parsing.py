@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +30,6 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     else:
         table[last] = value
     return values
-
-
-def test_the_shortest_config() -> None:
-    config = parse_config(BASE)
-    assert config.excitation is None
-    assert (config.seed, config.device, config.checkpoint_every, config.watch) == (0, "cpu", "1 epoch", True)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("excitation", {"radius": 0.02, "norm": 2, "stages": 4, "bounds": [-1, 1], "layers": ["0", "2"]}),
-        ("excitation", {"radius": {"0": 0.02, "9": 1}}),
-        ("excitation", {"relative": 0.05, "layers": "input"}),
-        ("optimizer", {"name": "adamw", "betas": [0.8, 0.9]}),
-        ("optimizer", {"name": "sgd", "lr": 1, "momentum": 0.9, "dampening": 0.9, "nesterov": False}),
-        ("loss", "cross-entropy"),
-        ("augment", {"flip": False, "shift": 2}),
-        ("augment", {}),
-        ("checkpoint_every", 10),
-        ("watch", 5),
-        ("watch", False),
-        ("data", {"name": "frequencies", "options": {"omega": 0.25}}),
-        ("model", {"name": "package.module:factory", "options": {"widths": [3, 4], "flag": True}}),
-    ],
-)
-def test_what_a_config_may_say(path: str, value: Any) -> None:
-    config = parse_config(changed(path, value))
-    assert parse_config(json.loads(json.dumps(config.model_dump(mode="json")))) == config
 
 
 # (key, value, what the message names, what it says)
@@ -126,13 +96,6 @@ def test_a_bad_config_is_one_line_that_names_the_key(path: str, value: Any, key:
     assert "\n" not in message
 
 
-def test_cross_entropy_is_not_excited() -> None:
-    with pytest.raises(InputError, match="either excitation or adversarial"):
-        parse_config({**BASE, "adversarial": {"radius": 0.1}, "excitation": {"radius": 0.1}})
-    with pytest.raises(InputError, match="did you mean 'steps'"):
-        parse_config({**BASE, "adversarial": {"radius": 0.1, "step": 3}})
-
-
 TOML = """
 epochs = 40
 batch = 50
@@ -190,32 +153,9 @@ def test_missing_files(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-def test_a_config_cannot_be_changed() -> None:
-    config = parse_config(BASE)
-    with pytest.raises(ValueError, match="frozen"):
-        config.epochs = 3  # type: ignore[misc]
-
-
 def test_the_config_in_the_docs_is_valid(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text()
     (tmp_path / "first.toml").write_text(page.split("```toml\n")[1].split("```")[0])
     config = load_config(tmp_path / "first.toml")
     assert config.excitation is not None
     assert config.excitation.radius == 0.02
-
-
-@pytest.mark.parametrize("change", [{"held_out": None}, {"hidden_radius": 0.1}])
-def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="held_out"):
-        parse_config(
-            {**BASE, "adversarial": {"radius": 0.05, "steps": 2, "hidden_radius": "auto", "held_out": 10, **change}}
-        )
-
-
-@pytest.mark.parametrize("hidden_radius", ["auto", 0.0])
-def test_stages_need_a_hidden_radius(hidden_radius: object) -> None:
-    held_out = {"held_out": 10} if hidden_radius == "auto" else {}
-    with pytest.raises(InputError, match="hidden_stages"):
-        parse_config(
-            {**BASE, "adversarial": {"radius": 0.1, "hidden_radius": hidden_radius, "hidden_stages": 2, **held_out}}
-        )
