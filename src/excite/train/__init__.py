@@ -13,13 +13,13 @@ from excite.train.dynamics.dropout import train_with_dropout
 from excite.train.dynamics.flow import gradient_flow
 from excite.train.dynamics.objective import FlowResult
 from excite.train.dynamics.trajectories import BiasTrajectory
+from excite.train.fitting import fit
 from excite.train.losses import squared_error
 from excite.train.models.architectures import ARCHITECTURES, build
 from excite.train.models.factories import make_model
 from excite.train.momentum import zero_momentum
 from excite.train.predictions import accuracy
 from excite.train.settings import TrainingResult
-from excite.train.trainer import fit
 from excite.train.vectorized.ensembles import Ensemble, ensemble
 
 if TYPE_CHECKING:

@@ -6,22 +6,19 @@ A rule is a pure function of what was measured so far. An alert is issued when i
 after it has been false of it in between.
 """
 
-from excite.monitor.alerts.alerts import (
+from excite.monitor.alerts.alert import Alert
+from excite.monitor.alerts.evaluation import Alerts
+from excite.monitor.alerts.messages import AlertRaised, act, advice, lines
+from excite.monitor.alerts.rules import (
     Above,
-    Alert,
-    AlertRaised,
-    Alerts,
     Below,
     Fell,
     NotFinite,
     Rule,
-    Series,
     SteeperWhileFlat,
-    act,
-    advice,
     default_alerts,
-    lines,
 )
+from excite.monitor.alerts.series import Series
 
 __all__ = [
     "Above",

@@ -29,6 +29,7 @@ from excite.runs.lock import Lock
 from excite.train import squared_error
 from excite.train.config import TrainConfig, parse_config
 from excite.train.distributed.processes import Processes, alone, many_processes, these_processes
+from excite.train.fitting import make_trainer
 from excite.train.from_config.building import (
     build_excitation,
     build_model,
@@ -42,7 +43,7 @@ from excite.train.from_config.building import (
 )
 from excite.train.schedule import RateSchedule
 from excite.train.settings import TrainerSettings
-from excite.train.trainer import Trainer, make_trainer
+from excite.train.trainer import Trainer
 
 Progress = Callable[[str, int, int], None]
 _EXAMPLES = 200  # training points on which the watch looks at the layers
