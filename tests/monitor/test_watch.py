@@ -4,16 +4,13 @@ import json
 import time
 import warnings
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 import excite
 from excite import InputError, RunError
-from excite.probes import Conservation, Distance, Every, Loss, PowersOfTwo, Probe, Rank
-from excite.probes.conserved.step_terms import StepTerms
+from excite.probes import Distance, Every, Loss, PowersOfTwo, Probe, Rank
 from excite.runs import Run
 from models import build, same_state, state_of
 
@@ -114,63 +111,6 @@ def test_a_probe_of_ones_own_takes_ten_lines(tmp_path):
     assert frame[frame.name == "weights/norm/0"].value.tolist() == [2.0] * 6
 
 
-def test_a_broken_probe_is_switched_off_and_training_goes_on(tmp_path):
-    class Broken(Probe):
-        name = "broken"
-
-        def measure(self, ctx):
-            if ctx.step == 3:
-                raise KeyError("gone")
-            return {"x": 1.0}
-
-    model, _ = build("mlp")
-    with (
-        pytest.warns(UserWarning, match="'broken' is switched off.*step 3 it raised: KeyError"),
-        excite.watch(model, run=tmp_path / "run", probes=[Broken(), Loss()]) as watch,
-    ):
-        for _ in range(6):
-            watch.step(0.5)
-    frame = excite.load_run(tmp_path / "run").frame()
-    assert frame[frame.name == "broken/x"].step.tolist() == [0, 1, 2]
-    assert len(frame[frame.name == "loss/step"]) == 6
-    with pytest.raises(KeyError), excite.watch(model, run=tmp_path / "strict", probes=[Broken()], strict=True) as watch:
-        for _ in range(6):
-            watch.step()
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_ledger_failing_inside_the_optimizer_is_switched_off(tmp_path, monkeypatch, when):
-    real, calls = getattr(StepTerms, when), []
-
-    def broken(self, *args):
-        calls.append(when)
-        if len(calls) == 3:
-            raise ZeroDivisionError("in a hook")
-        return real(self, *args)
-
-    monkeypatch.setattr(StepTerms, when, broken)
-    model, x = build("mlp")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    with (
-        pytest.warns(UserWarning, match="'conservation' is switched off.*step 4 it raised: ZeroDivisionError") as told,
-        excite.watch(model, x, tmp_path / "run", optimizer, [Loss(), Conservation(Every(2))]) as watch,
-    ):
-        for _ in range(8):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            watch.step(loss)
-        assert [probe.name for probe in watch.probes] == ["loss"]
-        assert not optimizer._optimizer_step_pre_hooks
-        assert not optimizer._optimizer_step_post_hooks
-    assert len(told) == 1
-    assert len(calls) == 3
-    frame = excite.load_run(tmp_path / "run").frame()
-    assert len(frame[frame.name == "loss/step"]) == 8
-    assert set(frame[frame.name.str.startswith("conservation/")].step) == {0, 2}
-
-
 def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
     monkeypatch.setattr("excite.monitor.buffer._MEASUREMENTS", 2)
     promises = {}
@@ -202,33 +142,6 @@ def test_training_does_not_wait_for_what_was_promised(tmp_path, monkeypatch):
         assert values.tolist() == steps.tolist()
     frame = excite.load_run(tmp_path / "run").frame()
     assert frame.step.tolist() == [float(step) for step in promises]
-
-
-def test_values_may_be_futures_and_a_failed_one_ends_the_probe(tmp_path):
-    class Later(Probe):
-        name = "later"
-
-        def measure(self, ctx):
-            promise = Future()
-            promise.set_result({"x": float(ctx.step)}) if ctx.step < 3 else promise.set_exception(KeyError("gone"))
-            return promise
-
-    model, _ = build("mlp")
-    with (
-        pytest.warns(UserWarning, match="'later' is switched off.*step 3 it raised: KeyError"),
-        excite.watch(model, run=tmp_path / "run", probes=[Later(), Loss()]) as watch,
-    ):
-        for _ in range(6):
-            watch.step(0.5)
-    frame = excite.load_run(tmp_path / "run").frame()
-    assert frame[frame.name == "later/x"].value.tolist() == [0, 1, 2]
-    assert len(frame[frame.name == "loss/step"]) == 6
-    with (
-        pytest.raises(KeyError),
-        excite.watch(model, run=tmp_path / "strict", probes=[Later()], strict=True) as watch,
-    ):
-        for _ in range(6):
-            watch.step()
 
 
 def test_bad_use_is_refused(tmp_path):
@@ -387,45 +300,9 @@ def test_the_run_says_what_the_model_is_made_of(tmp_path):
     assert not (tmp_path / "none" / "artifacts" / "wiring.json").exists()
 
 
-def test_share_is_the_slow_down_of_training_only(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("excite.monitor.watcher.time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    class Sleeps(Probe):
-        name = "sleeps"
-
-        def measure(self, ctx):
-            clock[0] += 0.5 if ctx.step == 0 else 0.01
-            return {}
-
-    model, x = build("mlp")
-    with excite.watch(model, x, probes=[Sleeps()], alerts=[]) as watch:
-        assert watch.share == 0  # what was measured before training is not part of it
-        for _ in range(10):
-            clock[0] += 0.03
-            watch.step()
-        assert watch.share == pytest.approx(0.25)
-
-
 def test_the_run_says_that_inputs_are_token_ids(tmp_path):
     model, ids = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 2)), torch.randint(5, (4, 6))
     for name, example in (("ids", ids), ("floats", None)):
         excite.watch(model, example, tmp_path / name, probes=[Loss()]).close()
     assert excite.load_run(tmp_path / "ids").config["watch"]["inputs"] == "integers"
     assert "inputs" not in excite.load_run(tmp_path / "floats").config["watch"]
-
-
-def test_a_diverged_training_is_named_where_probes_fail():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    x = torch.randn(6, 3)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with excite.watch(model, x, alerts=[], every=2) as watch:
-            watch.step(1.0)
-            with torch.no_grad():
-                model[0].weight.fill_(float("nan"))
-            watch.step(float("nan"))
-    [switched] = [str(one.message) for one in told if "switched off" in str(one.message)]
-    assert switched.endswith("at step 2 the first raised: the weights are not finite, since training has diverged")
-    assert {one.filename for one in told} == {__file__}  # the user's line, not one of Excite

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -14,58 +11,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from excite._core.background import DeviceTimer
-from excite._core.calls import Batch, Pick
+from excite._core.calls import Pick
 from excite._core.checks import as_scalar, is_number, shown
 from excite._core.distributed import let_go, rank_and_size
 from excite._core.preserve import device_of
 from excite._core.warn import say, warn_user
 from excite._core.wrappers import eagerly, is_sharded, resharded, unwrap
 from excite.errors import ExciteError, InputError, RunError, one_line
-from excite.monitor.alerts import Alerts, Rule, act
+from excite.monitor.alerts import Alerts, act
 from excite.monitor.buffer import DeviceScalars, MetricBuffer
-from excite.monitor.checkpoint import WeightSaver
 from excite.monitor.logged import LOGGED, LOGGED_BY_FRAMEWORK, check_logged
 from excite.monitor.reduce import reduce_rows
 from excite.monitor.results import store_results
-from excite.monitor.writer import MetricWriter, Sink, StepValues
+from excite.monitor.watcher.clock import TrainingClock
+from excite.monitor.watcher.failures import ProbeFailures
+from excite.monitor.watcher.settings import WatchSettings
+from excite.monitor.writer import MetricWriter, StepValues
 from excite.probes import Probe
 from excite.probes.base import StepContext
 from excite.probes.schedules import Budget, PaidSchedule, budgets
-from excite.runs import Run
 from excite.wiring.layers import record
 from excite.wiring.tracing import Wiring
-
-
-@dataclass(frozen=True)
-class WatchSettings:
-    """Settings of a `Watch`: probes and destinations; `excite.watch` checks its arguments and makes one.
-
-    Attributes:
-        example: Fixed batch on which layers are measured, or None.
-        run: Run to write to, or None.
-        optimizer: Optimizer that trains the model, or None.
-        probes: Probes to attach.
-        strict: Whether exceptions of probes and of the writer are raised.
-        owns_run: Whether closing the watch closes the run.
-        sinks: Other places to write to.
-        alerts: Rules to evaluate.
-        optional: Whether a probe that cannot be attached to this model is left out; else its exception is raised.
-        output: Which part of the model's return value is the output.
-        saver: Stores the weights, or None.
-    """
-
-    example: Batch | None
-    run: Run | None
-    optimizer: torch.optim.Optimizer | None
-    probes: Sequence[Probe]
-    strict: bool
-    owns_run: bool
-    sinks: Sequence[Sink] = ()
-    alerts: Sequence[Rule] = ()
-    optional: bool = False
-    output: Pick = None
-    saver: WeightSaver | None = None
 
 
 class Watch:
@@ -95,30 +61,23 @@ class Watch:
         self._writer = MetricWriter(run, settings.sinks, settings.strict)
         self._alerts = Alerts(settings.alerts)
         self._buffer = MetricBuffer()
-        self._muted: set[str] = set()  # raised here; switched off once all processes know
-        self._failures: list[tuple[str, int, Exception]] = []  # by probe and step; the user is warned of them together
+        self._failures = ProbeFailures(self.probes, settings.strict)
         self._closed, self._failing = False, False
         self._device = device_of(self.model)
         self._modules = list(self.model.modules())
         self._sharded = is_sharded(self.model)
-        began = self._began = time.monotonic()
-        self._spent, self._apart, self._counted = 0.0, 0.0, 0  # seconds; those of a PaidSchedule; steps
-        self._before = 0.0  # seconds spent before training
-        self._timer: DeviceTimer | None = None
+        self._clock = TrainingClock(self._device)
         self._measured_at: dict[str, int] = {}  # last step by probe
         self._loss: Tensor | None = None  # of the last step
         try:
             self._describe(self._attach(settings.optional), settings.output)
             self._measure(self._context(None))
-            self._warn_of_failures()
+            self._failures.warn(self._trained_model)
         except BaseException:
             self._detach()
             raise
         self._buffer.start()
-        self._began = time.monotonic()
-        self._spent = self._before = self._began - began - self._apart
-        self._timer = DeviceTimer(self._device) if self._device.type == "cuda" else None
-        self._apart = 0.0  # what is measured at the start counts for no budget
+        self._clock.begin_training()
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Reports one optimizer step and measures what is due.
@@ -133,7 +92,7 @@ class Watch:
         if self._closed:
             raise InputError("watch.step after the watch was closed: call it inside the with block")
         self.steps += 1
-        self._counted += 1
+        self._clock.steps += 1
         node = loss.grad_fn if isinstance(loss, Tensor) else None
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
@@ -145,7 +104,7 @@ class Watch:
             loss = torch.as_tensor(float(number))
         self._loss = loss
         self._measure(self._context(loss, node))
-        self._warn_of_failures()
+        self._failures.warn(self._trained_model)
         if self._saver is not None and self._saver.due(self.steps):
             self._saver.save(self.run, self.model, self.steps, self.strict)
 
@@ -178,16 +137,14 @@ class Watch:
 
         On a GPU this is the time on its own clock: what the host spends while the GPU is busy with training costs nothing.
         """
-        total = time.monotonic() - self._began
-        spent = self._spent - self._before if self._timer is None else self._timer.seconds
-        return spent / total if total > 0 else 0.0
+        return self._clock.share
 
     def flush(self) -> None:
         """Writes everything measured so far to the run, and waits until it is on the disk."""
         self._write()
         self._buffer.request(self.steps)
         self._write()
-        self._warn_of_failures()
+        self._failures.warn(self._trained_model)
         self._writer.drain()
 
     def close(self) -> None:
@@ -285,7 +242,7 @@ class Watch:
             except ExciteError as error:
                 if not optional or self.strict:
                     raise
-                self._switch_off(probe, 0, error)
+                self._failures.switch_off(probe, 0, error)
         return start
 
     def _describe(self, start: StepContext, output: Pick) -> None:
@@ -318,14 +275,18 @@ class Watch:
                 first = first or error
         return first
 
+    @property
+    def _trained_model(self) -> nn.Module | None:
+        """The model once it has been trained; None if this process has a shard of it only."""
+        return None if self._sharded or self.steps == 0 else self.model
+
     def _context(self, loss: Tensor | None, node: object = None, final: bool = False) -> StepContext:
         return StepContext(self.model, self.steps, loss, self.example, self.optimizer, node, final=final)
 
     def _measure(self, ctx: StepContext) -> None:
         due = self._due(ctx.step)
-        started = None if self._timer is None else self._timer.start()
         paid = budgets([probe.schedule for probe in due])
-        began = self._settled() if paid else time.monotonic()
+        start = self._clock.start(wait=bool(paid))
         costs = self._measure_probes(due, ctx, paid)
         if self._buffer.ready(ctx.step):
             self._write()
@@ -334,15 +295,13 @@ class Watch:
             self._buffer.request(ctx.step)
             if self._buffer.ready(ctx.step):
                 self._write()
-        self._spent += time.monotonic() - began
-        if self._timer is not None:
-            self._timer.stop(started)
-        self._apart += sum(costs[id(budget)] for budget in paid if isinstance(budget, PaidSchedule))
+        self._clock.stop(start)
+        self._clock.paid += sum(costs[id(budget)] for budget in paid if isinstance(budget, PaidSchedule))
         shared = sum(costs[id(budget)] for budget in paid if not isinstance(budget, PaidSchedule))
         for budget in paid:
             cost = costs[id(budget)] if isinstance(budget, PaidSchedule) else shared
-            spent = self._spent - self._apart
-            budget.next = self._agreed(budget.plan(ctx.step, self._counted, cost, spent, self._trained()))
+            planned = budget.plan(ctx.step, self._clock.steps, cost, self._clock.spent, self._clock.trained)
+            budget.next = self._agreed(planned)
         self._announce()
 
     def _due(self, step: int) -> list[Probe]:
@@ -352,24 +311,19 @@ class Watch:
             return due
         for budget in budgets([probe.schedule for probe in due]):
             if isinstance(budget, PaidSchedule):
-                budget.next = self._agreed(budget.postpone(step, self._counted, self._trained()))
+                budget.next = self._agreed(budget.postpone(step, self._clock.steps, self._clock.trained))
         return [probe for probe in due if not isinstance(probe.schedule, PaidSchedule) or probe.schedule.due(step)]
-
-    def _trained(self) -> float:
-        """Seconds since training began that were not spent here."""
-        return 0.0 if self._counted == 0 else time.monotonic() - self._began - (self._spent - self._before)
 
     def _measure_probes(self, due: Sequence[Probe], ctx: StepContext, paid: Sequence[Budget]) -> dict[int, float]:
         """Measures probes; the seconds that those of each budget took, by the budget's id."""
         costs = {id(budget): 0.0 for budget in paid}
         with eagerly(self._modules) if any(probe.runs_model for probe in due) else nullcontext():
             for probe in due:
-                start = time.monotonic()
+                start = self._clock.now()
                 self._measure_probe(probe, ctx)
                 self._measured_at[probe.name] = ctx.step
                 if id(probe.schedule) in costs:
-                    end = self._settled() if self._device.type == "cuda" else time.monotonic()
-                    costs[id(probe.schedule)] += end - start
+                    costs[id(probe.schedule)] += self._clock.now(wait=True) - start
         if (ctx.messages or ctx.artifacts or ctx.earlier) and rank_and_size()[0] == 0:
             for step, values in ctx.earlier:
                 self._buffer.add_scalars(step, LOGGED_BY_FRAMEWORK, DeviceScalars(values))
@@ -380,7 +334,7 @@ class Watch:
 
     def _measure_last(self) -> None:
         """Measures the probes that were not measured at the last step, and those that measure more at the end."""
-        if not self._counted:
+        if not self._clock.steps:
             return
         due = [probe for probe in self.probes if probe.at_end or self._measured_at.get(probe.name) != self.steps]
         self._measure_probes(due, self._context(self._loss, final=True), ())
@@ -402,17 +356,17 @@ class Watch:
             try:
                 probe.announce(probe.schedule.due(self.steps + 1))
             except Exception as error:
-                self._raised(probe, self.steps, error)
+                self._failures.raised(probe, self.steps, error)
 
     def _measure_probe(self, probe: Probe, ctx: StepContext) -> None:
-        if probe.name not in self._muted:
+        if not self._failures.muted(probe):
             try:
                 with resharded(self._modules) if self._sharded and probe.runs_model else nullcontext():
                     measurement = probe.measure(ctx)
                 self._buffer.add(ctx.step, probe, measurement)
                 return
             except Exception as error:
-                self._raised(probe, ctx.step, error)
+                self._failures.raised(probe, ctx.step, error)
                 if rank_and_size()[1] == 1:
                     return
         self._buffer.add(ctx.step, probe, None)
@@ -427,13 +381,13 @@ class Watch:
                 (rows if probe is LOGGED else only_run).append((step, values))
                 continue
             if isinstance(values, Exception):
-                if probe.name not in self._muted:
-                    self._raised(probe, step, values)
+                if not self._failures.muted(probe):
+                    self._failures.raised(probe, step, values)
                 values = None
             alerts.append((step, probe, values))
         for (step, probe, _), reduced in zip(alerts, reduce_rows(alerts, self._device)):
             if reduced is None:
-                self._switch_off(probe, step, None)
+                self._failures.switch_off(probe, step, None)
             else:
                 rows.append((step, reduced))
         begun = [alert for step, values in rows + only_run for alert in self._alerts.update(step, values)]
@@ -442,21 +396,6 @@ class Watch:
         self._writer.write(rows)
         act(begun, speak=rank_and_size()[0] == 0)
 
-    def _raised(self, probe: Probe, step: int, error: Exception) -> None:
-        if self.strict:
-            raise error
-        self._failures.append((probe.name, step, error))
-        # The others wait for this one's values: they hear of it with the next flush.
-        self._muted.add(probe.name)
-        if rank_and_size()[1] == 1:
-            self._remove(probe)
-
-    def _settled(self) -> float:
-        """The time once the device has done what it was asked for."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.monotonic()
-
     def _agreed(self, step: int) -> int:
         """The first process decides."""
         if rank_and_size()[1] == 1:
@@ -464,50 +403,3 @@ class Watch:
         first_step = torch.tensor(step, dtype=torch.int64, device=self._device)
         dist.broadcast(first_step, 0)
         return int(first_step)
-
-    def _switch_off(self, probe: Probe, step: int, error: Exception | None) -> None:
-        # A broken probe must not end somebody's training.
-        if probe not in self.probes:
-            return
-        if error is not None:
-            self._failures.append((probe.name, step, error))
-        elif probe.name not in self._muted:
-            warn_user(f"probe {probe.name!r} is switched off: it raised in another process")
-        self._remove(probe)
-
-    def _warn_of_failures(self) -> None:
-        """One warning for all probes that raised for the same reason, such as a model that does not run on the data."""
-        if not self._failures:
-            return
-        failures, self._failures = self._failures, []
-        diverged = self._diverged()
-        by_reason: dict[object, list[tuple[str, int, Exception]]] = {}
-        for failure in failures:
-            by_reason.setdefault(diverged or _reason(failure[2]), []).append(failure)
-        for same in by_reason.values():
-            names = [name for name, _, _ in same]
-            _, step, error = same[0]
-            message = str(error) if isinstance(error, ExciteError) else f"{type(error).__name__}: {error}"
-            if diverged:
-                message = "the weights are not finite, since training has diverged"
-            who = f"probe {names[0]!r} is" if len(names) == 1 else f"probes {', '.join(map(repr, names))} are"
-            raised = "it raised" if len(names) == 1 else "the first raised"
-            warn_user(f"{who} switched off, training continues; at step {step} {raised}: {message}")
-
-    def _diverged(self) -> bool:
-        """Whether weights have become NaN or infinite: what probes then raise says nothing about its cause."""
-        if self._sharded or self.steps == 0:  # of a shard all processes would have to ask
-            return False
-        return not all(bool(torch.isfinite(p.detach()).all()) for p in self.model.parameters() if not p.is_meta)
-
-    def _remove(self, probe: Probe) -> None:
-        self.probes.remove(probe)
-        with suppress(Exception):
-            probe.detach()
-
-
-def _reason(error: BaseException) -> tuple[type[BaseException], str]:
-    """What an exception goes back to, without numbers: probes run the model on different numbers of samples."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return type(error), re.sub(r"\d+", "#", str(error))
