@@ -47,7 +47,11 @@ from excite.excitation.radius import (
 )
 from excite.excitation.radius_control import GapController
 from excite.excitation.search import INPUT, Perturbations, evaluate
-from excite.excitation.targets.targets import Binary, Codes, Loss, Tokens, choose_target, tokens_target
+from excite.excitation.targets.binary import Binary
+from excite.excitation.targets.choose import choose_target, tokens_target
+from excite.excitation.targets.codes import Codes
+from excite.excitation.targets.target import Loss
+from excite.excitation.targets.tokens import Tokens
 from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
 
 

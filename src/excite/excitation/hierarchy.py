@@ -17,14 +17,9 @@ from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, batch_size, check_finite, repeated
 from excite._core.checks import check_count, check_tensor, is_whole, shown
 from excite.errors import InputError, ModelError
-from excite.excitation.targets.targets import (
-    Loss,
-    Target,
-    binary_errors,
-    check_loss,
-    check_threshold,
-    class_labels,
-)
+from excite.excitation.targets.binary import binary_errors, check_loss, check_threshold
+from excite.excitation.targets.labels import class_labels
+from excite.excitation.targets.target import Loss, Target
 
 _MOST = 100_000  # classes
 Groups = int | Sequence[Any]  # a class, or groups of groups

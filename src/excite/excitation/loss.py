@@ -47,16 +47,10 @@ from excite.excitation.radius import (
 )
 from excite.excitation.radius_control import FitController
 from excite.excitation.search import INPUT, Perturbations, Read, SearchSettings, evaluate, search
-from excite.excitation.targets.targets import (
-    TARGETS,
-    Loss,
-    Target,
-    Tokens,
-    Values,
-    choose_target,
-    tokens_target,
-    values_target,
-)
+from excite.excitation.targets.choose import TARGETS, choose_target, tokens_target, values_target
+from excite.excitation.targets.target import Loss, Target
+from excite.excitation.targets.tokens import Tokens
+from excite.excitation.targets.values import Values
 
 
 class PersistentExcitation:

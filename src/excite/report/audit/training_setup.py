@@ -13,7 +13,7 @@ from excite._core.calls import pick_output
 from excite.bounds import Assumption, Descent
 from excite.errors import InputError
 from excite.excitation.codes import codes
-from excite.excitation.targets.targets import choose_target
+from excite.excitation.targets.choose import choose_target
 from excite.train.config import TrainConfig
 
 Loss = Literal["squared", "cross-entropy"]
