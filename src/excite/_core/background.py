@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from excite._core.preserve import capturing
 from excite.errors import InputError
 
 T = TypeVar("T")
@@ -241,8 +242,11 @@ class DeferredChecks:
             tensor: An input of the call.
 
         Returns:
-            These checks, if they are judged later for inputs on the device of the tensor; None if they need not be.
+            These checks, if they are judged later for inputs on the device of the tensor; None if they need not be, or while
+            a CUDA graph is captured.
         """
+        if tensor.is_cuda and capturing():
+            return None
         self._calls += 1
         while self._pending and self._pending[0][1].arrived():
             self._judge_first()

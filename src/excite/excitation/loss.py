@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.background import DeferredChecks
-from excite._core.calls import Batch, Pick, batch_size, call, pick_output, tensors
+from excite._core.calls import Batch, Pick, batch_size, call, tensors
 from excite._core.checks import (
     Bounds,
     check_bounds,
@@ -18,23 +18,20 @@ from excite._core.checks import (
     check_count,
     check_flag,
     check_layers,
-    check_model,
     check_output,
-    check_real,
-    check_weights,
     model_errors,
     parse_norm,
 )
 from excite._core.distributed import gathered
 from excite._core.intercept.affine import Names
-from excite._core.layout import Layout
-from excite._core.preserve import capturing, device_of, eval_mode, preserve_state
-from excite._core.wrappers import eagerly, is_shared, unwrap
+from excite._core.preserve import device_of, preserve_state
+from excite._core.wrappers import is_shared, unwrap
 from excite.errors import InputError
-from excite.excitation.checks import check_fraction, check_input, check_names, place_bounds, possible_layers
+from excite.excitation.checks import check_names, possible_layers
 from excite.excitation.collapse import CollapseCheck
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
+from excite.excitation.perturbed_loss import PerturbedLoss
 from excite.excitation.radius import (
     Radius,
     Relative,
@@ -53,7 +50,7 @@ from excite.excitation.targets.tokens import Tokens
 from excite.excitation.targets.values import Values
 
 
-class PersistentExcitation:
+class PersistentExcitation(PerturbedLoss):
     """A loss that excites every layer, so that every weight receives a training signal (Algorithm 1).
 
     For each sample x the search finds d1 = argmax f(x; d) and d2 = argmin f(x; d), where d_k is added to the input of
@@ -142,7 +139,7 @@ class PersistentExcitation:
         keep_best: bool = False,
         on_collapse: Literal["warn", "stop", "ignore"] = "warn",
     ):
-        self.model = check_model(model)
+        super().__init__(model)
         self.radius = check_radius(radius)
         self.kind = check_mode(kind, self.radius)
         self.norm = parse_norm(norm)
@@ -152,6 +149,7 @@ class PersistentExcitation:
         self.random_start = check_flag(random_start, "random_start")
         self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
+        self._perturbs_input = self.layers == "input"
         self.target: Target
         if check_choice(targets, "targets", TARGETS) == "values":
             self.target = values_target(classes, hierarchy, threshold, loss)
@@ -164,10 +162,6 @@ class PersistentExcitation:
             self.target = Nodes(choose_hierarchy(hierarchy, classes), threshold, loss)
         self.bounds = check_bounds(bounds)
         self.output = output
-        self.progress = 0.0
-        self._known_layouts: dict[object, list[Layout | None]] = {}
-        self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
-        self._checks = DeferredChecks("loss")
         self._collapse = CollapseCheck(on_collapse, self._checks)
         self._radii: dict[str, float | Tensor] = {}
         if isinstance(self.radius, FitController) and isinstance(self.target, Values | Tokens):
@@ -214,10 +208,11 @@ class PersistentExcitation:
     @model_errors
     def _losses(self, x: Batch, y: Tensor, mean: bool) -> Tensor:
         """The loss of each sample, or their mean."""
-        later = self._begin(x)
+        perturbs = self._perturbs()
+        later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
         self._check_input(x, later)
         labels = self.target.labels(y, batch_size(x), later)
-        if not self._perturbs():
+        if not perturbs:
             output = self._forward(x)
             return self.target.mean_error(output, labels) if mean else self.target.errors(output, labels)
         # Algorithm 1 for the whole batch: d1 = argmax f(x; d), d2 = argmin f(x; d), then the loss at both.
@@ -243,8 +238,10 @@ class PersistentExcitation:
             v; with a hierarchy, each node's own extremes, (B, m − 1); with token targets the logits (B, T, V). Differentiable in the weights where gradients are
             enabled, for losses of your own.
         """
-        # With gradients it is part of a training step, which does not wait.
-        self._check_input(x, self._begin(x) if torch.is_grad_enabled() else None)
+        later = None
+        if torch.is_grad_enabled():  # part of a training step, which does not wait
+            later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, later)
         with preserve_state(unwrap(self.model)):
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))
@@ -279,56 +276,6 @@ class PersistentExcitation:
             extremes = self._search(x, labels=self._token_labels(x, y)) if self._perturbs() else None
         return {} if extremes is None else {layer: extremes.halves(layer) for layer in extremes.values}
 
-    @model_errors
-    @torch.no_grad()
-    def predict(self, x: Batch) -> Tensor:
-        """Predicted labels, with the model in evaluation mode.
-
-        Args:
-            x: the batch, as in `loss`.
-
-        Returns:
-            Integer tensor (B,): 1 where f > threshold, the class of the nearest code, or the leaf of the hierarchy; with
-            targets="values" the outputs.
-        """
-        self._check_input(x)
-        check_weights(unwrap(self.model))
-        return self.decide(x, check_output)
-
-    @torch.no_grad()
-    def decide(self, x: Batch, checked: Callable[[Tensor], Tensor] = lambda output: output) -> Tensor:
-        """`predict` without checks of inputs and weights, also for a model that has diverged.
-
-        Args:
-            x: Batch of inputs.
-            checked: Receives the model's outputs and returns them, or raises.
-
-        Returns:
-            Decisions as `predict` returns them.
-        """
-        model = unwrap(self.model)
-        with eval_mode(model):
-            return self.target.decide(checked(self._read(call(model, x), batch_size(x))))
-
-    def advance(self, fraction: float) -> None:
-        """Sets the radius of `Stages` for the stage of training.
-
-        Args:
-            fraction: fraction of training that is done, 0 to 1.
-        """
-        self.progress = check_fraction(fraction)
-
-    def check_collapse(self) -> None:
-        """Warns, or stops, as `on_collapse` says, if the loss has been that of a constant output for 200 steps.
-
-        `loss` does so every 200 calls, and Excite's trainer after every epoch; call it in a loop that replays a captured step.
-
-        Raises:
-            ModelError: if the training has collapsed and on_collapse is "stop".
-        """
-        self._collapse.read(self._advice)
-        self._checks.finish()
-
     def setting(self) -> tuple[float, ...]:
         """The numbers that a step depends on besides its tensors: a captured CUDA graph is invalid once they change."""
         if isinstance(self.radius, FitController):
@@ -344,22 +291,6 @@ class PersistentExcitation:
         other.model, other._known_layouts, other._checks = model, {}, DeferredChecks("loss")
         other._collapse = CollapseCheck("ignore", other._checks)
         return other
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: progress, and with radius "auto" the controller's state.
-
-        Raises:
-            InputError: if inputs or labels of an earlier `loss` did not fit the settings, which was not known yet (on a GPU).
-        """
-        self._checks.finish()
-        state: dict[str, Any] = {"progress": self.progress}
-        return {**state, "auto": self.radius.state_dict()} if isinstance(self.radius, FitController) else state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.advance(state["progress"])
-        if isinstance(self.radius, FitController) and "auto" in state:
-            self.radius.load_state_dict(state["auto"])
 
     def __repr__(self) -> str:
         return (
@@ -378,10 +309,8 @@ class PersistentExcitation:
         return {**self.radius.measured(), **{f"radius/{layer or 'input'}": r for layer, r in self.radii().items()}}
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _forward(self, x: Batch) -> Tensor:
-        """The outputs without perturbations."""
-        with eagerly(self.model):
-            return self._read(call(self.model, x), batch_size(x))
+    def _controller(self) -> FitController | None:
+        return self.radius if isinstance(self.radius, FitController) else None
 
     def _extremes(self, x: Batch, direction: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs at the extremes of v'f, (f(x; argmin), f(x; argmax)), differentiable in the weights."""
@@ -392,11 +321,12 @@ class PersistentExcitation:
 
     def _check_collapse(self, losses: Tensor, low: Tensor, high: Tensor, labels: Tensor) -> None:
         """Counts a step of a network that is constant, and keeps how far the first step moved the outputs."""
+        trivial = self.target.trivial(labels)
         if self._collapse.first():
             middle = ((low + high) / 2).flatten(1) if low.dim() > 1 else ((low + high) / 2)[:, None]
             move = (high - low).reshape(len(middle), -1).norm(dim=1).mean() / 2
             self._collapse.ratio = move / (middle - middle.mean(0)).norm(dim=1).mean()
-        self._collapse.observe(losses.mean(), self.target.trivial(labels), self._advice)
+        self._collapse.observe(losses.mean(), trivial, self._advice)
 
     def _advice(self, ratio: float) -> str:
         if isinstance(self.radius, FitController):
@@ -478,23 +408,6 @@ class PersistentExcitation:
         extremes = search(model, Names(model, self._named), x, settings, self._known_layouts, direction)
         self._radii = {name: layer.radius for name, layer in extremes.layers.items()}
         return extremes
-
-    def _read(self, returned: Any, samples: int) -> Tensor:
-        output = self.target.outputs(check_real(pick_output(returned, self.output)), samples)
-        return output.to(
-            torch.promote_types(output.dtype, torch.float32)
-        )  # errors of outputs in half precision would be rounded to three digits
-
-    def _begin(self, x: Batch) -> DeferredChecks | None:
-        """Begins a training step: raises what was found wrong with the inputs of earlier ones."""
-        return None if capturing() else self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
-
-    def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
-        check_input(x, self.layers == "input", self._bounds_at(x), later)
-
-    def _bounds_at(self, x: Batch) -> Bounds | None:
-        """The bounds where x is, in its precision."""
-        return None if self.bounds is None else place_bounds(self.bounds, x, self._placed_bounds)
 
 
 def _number(radius: object) -> float:
