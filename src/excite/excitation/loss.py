@@ -174,6 +174,7 @@ class PersistentExcitation(PerturbedLoss):
         self._named = [*radius_names(self.radius), *([] if isinstance(self.layers, str) else self.layers)]
         check_names(self._named, possible_layers(unwrap(model)), unwrap(model))
 
+    @model_errors
     def loss(self, x: Batch, y: Tensor) -> Tensor:
         """Batch mean of ½(f(x;d1) − y)² + ½(f(x;d2) − y)², or of the error that belongs to the target.
 
@@ -193,6 +194,7 @@ class PersistentExcitation(PerturbedLoss):
         """
         return self._losses(x, y, mean=True)
 
+    @model_errors
     def losses(self, x: Batch, y: Tensor) -> Tensor:
         """The loss of each sample; `loss` is their mean.
 
@@ -205,7 +207,6 @@ class PersistentExcitation(PerturbedLoss):
         """
         return self._losses(x, y, mean=False)
 
-    @model_errors
     def _losses(self, x: Batch, y: Tensor, mean: bool) -> Tensor:
         """The loss of each sample, or their mean."""
         perturbs = self._perturbs()

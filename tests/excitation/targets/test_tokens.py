@@ -12,7 +12,7 @@ from torch import nn
 
 import excite
 from excite.errors import InputError, ModelError
-from excite.excitation.ascent import HiddenOptions
+from excite.excitation.adversarial.ascent import HiddenOptions
 from excite.train.models.gpt import GPT
 
 EMBEDDED, STREAM = "tokens:output", "mix:output"

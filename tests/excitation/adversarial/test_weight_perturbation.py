@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from excite import AdversarialTraining
-from excite.excitation.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
+from excite.excitation.adversarial.weight_perturbation import moved_weights, perturbed_weights, weight_perturbations
 from models import build, same_state, state_of
 
 Y = torch.tensor([0, 1, 1, 0])
