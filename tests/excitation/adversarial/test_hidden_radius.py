@@ -24,7 +24,7 @@ def test_a_number_holds_for_every_chosen_layer():
     assert hidden_radius_of(0.1, ["2"], "2#2", 0.0) == 0.1
 
 
-def test_a_dict_holds_for_layers_and_later_calls_that_are_not_named():
+def test_a_dict_holds_for_layers_and_their_later_calls():
     radius = {"2": 0.1, "2#3": 0.3}
     assert [hidden_radius_of(radius, "all", name, 0.0) for name in ("0", "2", "2#2", "2#3")] == [0.0, 0.1, 0.1, 0.3]
     assert named_layers(radius) == named_layers(Stages(radius)) == ["2", "2#3"]

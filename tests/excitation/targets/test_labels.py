@@ -24,7 +24,7 @@ class Collected:
         return [judge(numbers.tolist()) for numbers, judge in self.added]
 
 
-def test_class_labels_are_whole_numbers_below_the_number_of_classes():
+def test_class_labels_are_whole_numbers_below_m():
     assert torch.equal(class_labels(Y[:, None], 4, 3), Y)
     for y, message in ((Y.float(), "torch.float32"), (Y + 1, "expects 0 to 2; got 3"), (Y[:2], r"got \(2,\)")):
         with pytest.raises(InputError, match=message):
