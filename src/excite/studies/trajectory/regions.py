@@ -26,9 +26,9 @@ from excite.studies.figures import COLOURS, DASHES, plain_ticks
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
+from excite.studies.trajectory.region_maps import EDGES, clustering, density, draw_borders
+from excite.studies.trajectory.region_maps import region_picture as region_picture
 
 Array = npt.NDArray[Any]
 MAIN, DEEP = "ω = 0.5", "ω = 0.5, four hidden layers"
@@ -154,8 +154,8 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         "constant": float(truth.median()),
         "constant_most": float(truth.max()),
         "constant_training": float(local(model, x).max()),
-        "density": _density(result),
-        "clustering": _clustering(result),
+        "density": density(result),
+        "clustering": clustering(result),
         "rank": measured.terms["rank"],
         "patterns": measured.terms["patterns"],
     }
@@ -181,29 +181,6 @@ def _share_of_regions(result: RegionMap, bound: EmptyRegions) -> float:
     reached = torch.zeros(result.count, dtype=torch.bool)
     empty[ids], reached[ids] = bound.empty, bound.reached
     return float(reached[empty].double().mean())
-
-
-def _density(result: RegionMap) -> float:
-    """Regions met an area, within half of the square against the rest of it."""
-    inner = (result.up.abs()[:, None] < 0.5) & (result.across.abs()[None] < 0.5)
-    many, few = (len(result.ids[mask].unique()) for mask in (inner, ~inner))
-    return (many / 0.25) / (few / 0.75)
-
-
-def _clustering(result: RegionMap) -> float:
-    """Mean difference of the constants of two regions that touch, over that of any two regions."""
-    slopes = torch.zeros(result.count, dtype=torch.float64)
-    slopes[result.ids.reshape(-1)] = result.slopes.reshape(-1)
-    pairs = torch.cat(
-        [
-            torch.stack([result.ids[:, :-1].reshape(-1), result.ids[:, 1:].reshape(-1)], 1),
-            torch.stack([result.ids[:-1].reshape(-1), result.ids[1:].reshape(-1)], 1),
-        ]
-    )
-    pairs = pairs[pairs[:, 0] != pairs[:, 1]].sort(1).values.unique(dim=0)
-    near = (slopes[pairs[:, 0]] - slopes[pairs[:, 1]]).abs().mean()
-    anywhere = (slopes[:, None] - slopes[None]).abs().sum() / (result.count * (result.count - 1))
-    return float(near / anywhere)
 
 
 def _pictures(
@@ -303,7 +280,7 @@ def claims(scale: RegionsScale) -> list[Claim]:
     ]
 
 
-_EDGES = (-1, 1, -1, 1)
+_CELLS: Any = {"origin": "lower", "extent": EDGES, "interpolation": "nearest"}
 
 
 def draw(
@@ -333,40 +310,22 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
         (axes[0, 0], "true", "(a) function to be learned"),
         (axes[0, 1], "learned", "(b) learned function, linear regions"),
     ):
-        image = axis.imshow(
-            np.array(detail[name]),
-            origin="lower",
-            extent=_EDGES,
-            interpolation="nearest",
-            cmap=bands,
-            vmin=-1.1,
-            vmax=1.1,
-        )
+        image = axis.imshow(np.array(detail[name]), cmap=bands, vmin=-1.1, vmax=1.1, **_CELLS)
         axis.plot(*z.T, "o", color=COLOURS[6], markersize=3, markeredgewidth=0.3, markeredgecolor="white")
         axis.set_title(title, fontsize=11)
     figure.colorbar(image, ax=axes[0], label="output", shrink=0.85)
-    _lines(axes[0, 1], ids)
+    draw_borders(axes[0, 1], ids)
     slopes, bound = np.array(detail["slopes"]), np.array(detail["bound"])
     top = float(np.quantile(bound[bound > 0], 0.99)) if (bound > 0).any() else float(slopes.max())
     low = max(float(np.quantile(slopes[slopes > 0], 0.02)), 1e-3)
     norm = LogNorm(low, max(top, float(slopes.max())))
-    image = axes[1, 0].imshow(
-        np.maximum(slopes, low), origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm
-    )
-    _lines(axes[1, 0], ids)
+    image = axes[1, 0].imshow(np.maximum(slopes, low), cmap="viridis", norm=norm, **_CELLS)
+    draw_borders(axes[1, 0], ids)
     axes[1, 0].set_title("(c) local Lipschitz constants", fontsize=11)
     axes[1, 1].set_facecolor("black")
-    axes[1, 1].imshow(
-        np.where(bound == -2, 1.0, np.nan),
-        origin="lower",
-        extent=_EDGES,
-        interpolation="nearest",
-        cmap="gray",
-        vmin=0,
-        vmax=1,
-    )
+    axes[1, 1].imshow(np.where(bound == -2, 1.0, np.nan), cmap="gray", vmin=0, vmax=1, **_CELLS)
     shown = np.where(bound >= 0, np.maximum(bound, low), np.nan)
-    axes[1, 1].imshow(shown, origin="lower", extent=_EDGES, interpolation="nearest", cmap="viridis", norm=norm)
+    axes[1, 1].imshow(shown, cmap="viridis", norm=norm, **_CELLS)
     axes[1, 1].plot(*z.T, "o", color=COLOURS[1], markersize=2, markeredgewidth=0)
     axes[1, 1].set_title(
         "(d) bound of Theorem 2 in empty regions\nwhite: with a training point, black: out of reach", fontsize=9.5
@@ -376,41 +335,6 @@ def regions_figure(detail: Mapping[str, Any]) -> Figure:
     for axis in axes.flat:
         ticks = (-1, -0.5, 0, 0.5, 1)
         axis.set(xlabel="z₁", ylabel="z₂", xlim=(-1, 1), ylim=(-1, 1), xticks=ticks, yticks=ticks)
-    return figure
-
-
-def _lines(axis: Axes, ids: np.ndarray, edges: Sequence[float] = _EDGES) -> None:
-    """The sides of cells where two regions touch, as one line with gaps."""
-    rows, columns = ids.shape
-    left, right, low, high = edges
-    x, y = np.linspace(left, right, columns + 1), np.linspace(low, high, rows + 1)
-    i, j = np.nonzero(ids[:, :-1] != ids[:, 1:])
-    gap = np.full(len(i), np.nan)
-    upright = np.stack([x[j + 1], x[j + 1], gap], 1).ravel(), np.stack([y[i], y[i + 1], gap], 1).ravel()
-    i, j = np.nonzero(ids[:-1] != ids[1:])
-    gap = np.full(len(i), np.nan)
-    flat = np.stack([x[j], x[j + 1], gap], 1).ravel(), np.stack([y[i + 1], y[i + 1], gap], 1).ravel()
-    axis.plot(*np.concatenate([upright, flat], 1), color="black", linewidth=0.5, alpha=0.8)
-
-
-def region_picture(region_map: RegionMap) -> Figure:
-    """Any map of `excite.lipschitz.region_map`: colours are local Lipschitz constants, lines the borders of regions."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 5.4), layout="constrained")
-    axis = figure.subplots()
-    sides = [
-        (places[0], places[-1], (places[-1] - places[0]) / max(len(places) - 1, 1))
-        for places in (region_map.across.tolist(), region_map.up.tolist())
-    ]
-    edges = [edge for low, high, step in sides for edge in (low - step / 2, high + step / 2)]
-    slopes = region_map.slopes.detach().cpu().numpy()
-    image = axis.imshow(
-        slopes, origin="lower", extent=tuple(edges), cmap="viridis", interpolation="nearest", aspect="auto"
-    )
-    _lines(axis, region_map.ids.cpu().numpy(), tuple(edges))
-    figure.colorbar(image, label="local Lipschitz constant")
-    axis.set(xlabel="along right", ylabel="along up", title=f"{region_map.count} linear regions found")
     return figure
 
 
