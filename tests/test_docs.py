@@ -13,6 +13,8 @@ SLOW_PAGES = (  # examples of several seconds
     "audit.md", "index.md", "integrations.md", "language-models.md", "margins.md", "robust-training.md", "runs.md", "sweeps.md", "watch.md",
 )  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES[1:] if "```python" in page.read_text()]
+EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.S)  # and the output shown below it
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def given():
@@ -32,14 +34,22 @@ def given():
     "page",
     [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW_PAGES), id=page.name) for page in WITH_EXAMPLES],
 )
-def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     names = given()
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
+    examples = EXAMPLE.findall(page.read_text())
+    assert examples
+    for code, shown in examples:
+        exec(compile(code, str(page), "exec"), names)
+        printed = capsys.readouterr().out
+        if shown and page.name != "index.md":  # its example is README's, whose output tests/test_readme.py compares
+            assert words(printed) == words(shown)
+
+
+def words(text):
+    """A text without its numbers, which may depend on the machine, and without its line breaks."""
+    return " ".join(NUMBER.sub("#", text).split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

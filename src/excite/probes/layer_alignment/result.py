@@ -104,7 +104,7 @@ class Alignments:
         for layer in self.layers:
             lines.append([layer.layer, "×".join(map(str, layer.shape)), f"{layer.ratio:.4f}", f"{layer.stable_rank:.2f}",
                           f"{layer.effective_rank:.2f}", f"{layer.distance:.4f}"])  # fmt: skip
-        lines += [["", "", "", "", "", ""], ["junction", "law", "|⟨u, v⟩|", "ratio of what makes it", "", ""]]
+        lines += [["", "", "", "", "", ""], ["junction", "law", "|⟨u, v⟩|", "ratio of the producers", "", ""]]
         lines += [
             [junction.junction, junction.law, f"{junction.value:.4f}", f"{junction.ratio:.4f}", "", ""]
             for junction in self.junctions
