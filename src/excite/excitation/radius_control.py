@@ -3,8 +3,8 @@
 The radius of a layer is a factor r times the root mean square of its input. The controller knows what the radius costs and,
 if there is a gap to close, whether it is needed:
 
-    room = (allowed − cost)/allowed,    need = 1, or (gap − target)/target with a target for the gap
-    r ← r·exp(rate · clamp(min(need, room), −BACK, 1)),    from START to a largest value
+    headroom = (allowed − cost)/allowed,    need = 1, or (gap − target)/target with a target for the gap
+    r ← r·exp(rate · clamp(min(need, headroom), −BACK, 1)),    from START to a largest value
 
 so that r settles where the cost is what is allowed, or the gap at its target, whichever comes first.
 
