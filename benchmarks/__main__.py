@@ -1,4 +1,4 @@
-"""All benchmarks; writes docs/benchmarks.md.
+"""The benchmarks that `make bench` repeats; writes the first sections of docs/benchmarks.md and keeps the others.
 
     python -m benchmarks [--data FOLDER] [--quick]
 
@@ -16,9 +16,13 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `{command}`. Ratios are of paired repeats in one run, because other work on a machine slows all contestants alike;
-medians, with quartiles.
+How long the operations of Excite take on a CPU, relative to a plain training step or to another tool. On a GPU: [benchmarks on a
+GPU](benchmarks-gpu.md); by network size: [scaling](scaling.md).
+
+The first three sections are written by `{command}`. Times are ratios of paired repeats in one run, because other
+load on a machine slows all of them alike: medians, with quartiles.
 """
+REST = "<!-- measured separately: kept by python -m benchmarks -->"
 QUICK = {
     "excitation": ["--repeats", "9"],
     "margins": ["--repeats", "1", "--epochs", "2"],
@@ -39,7 +43,8 @@ def main() -> None:
         print(f"running {' '.join(shown)} …", file=sys.stderr)
         done = subprocess.run([sys.executable, *shown[1:], *data], stdout=subprocess.PIPE, text=True, check=True)
         parts.append(f"{done.stdout.strip()}\n\nCommand: `{' '.join(shown)}`\n")
-    PAGE.write_text("\n".join(parts))
+    _, marker, rest = PAGE.read_text(encoding="utf-8").partition(REST)
+    PAGE.write_text("\n".join(parts) + f"\n{marker}{rest}", encoding="utf-8")
     print(f"wrote {PAGE}")
 
 

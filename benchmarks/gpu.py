@@ -1,9 +1,9 @@
 """Excitation on a GPU: a captured step beside a plain one, many seeds at once, margins, a large network.
 
-    python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...] > docs/benchmarks-gpu.md
+    python -m benchmarks.gpu [--data FOLDER] [--epochs 40] [--seeds 10] [--points 12000] [--only PART ...]
 
 Parts: agreement, step, one, many, margins, resnet, memory. The authors' network and settings on CIFAR-10 planes against
-horses; needs the data. Prints tables in Markdown. Runs on a CPU too, for a try with small numbers.
+horses; needs the data. Prints the first section of docs/benchmarks-gpu.md. Runs on a CPU too, for a try with small numbers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def agreement(data: Dataset, **_: Any) -> None:
             print(f"not captured: {step.why_not}")
     for name in ("plain again", "captured"):
         apart = max(abs(a - b) / abs(a) for a, b in zip(found["plain"], found[name]))
-        print(f"first {len(found[name])} losses, largest relative difference of {name} to plain: {apart:.1e}")
+        print(f"- first {len(found[name])} losses, largest relative difference of {name} to plain: {apart:.1e}")
     torch.backends.cudnn.deterministic = False
 
 
@@ -108,8 +108,8 @@ def one(data: Dataset, epochs: int, **_: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         start = now()
         run = train(config(epochs, 0), Path(folder) / "run")
-        print(f"{epochs} epochs of {len(data.x_train)} images: {now() - start:.1f} s, data and checkpoints included")
-        print(f"test accuracy {run.series('accuracy/test')[1][-1]:.3f}")
+        print(f"- {epochs} epochs of {len(data.x_train)} images: {now() - start:.1f} s, data and checkpoints included")
+        print(f"- test accuracy {run.series('accuracy/test')[1][-1]:.3f}")
         run.close()
 
 
@@ -118,8 +118,8 @@ def many(data: Dataset, epochs: int, seeds: int, **_: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         start = now()
         runs = train_together([config(epochs, s) for s in range(seeds)], [Path(folder) / str(s) for s in range(seeds)])
-        print(f"{seeds} seeds together, {epochs} epochs: {now() - start:.1f} s")
-        print("test accuracies", " ".join(f"{run.series('accuracy/test')[1][-1]:.3f}" for run in runs))
+        print(f"- {seeds} seeds together, {epochs} epochs: {now() - start:.1f} s")
+        print("- test accuracies", " ".join(f"{run.series('accuracy/test')[1][-1]:.3f}" for run in runs))
         for run in runs:
             run.close()
 
@@ -137,7 +137,7 @@ def margin_speed(data: Dataset, points: int, **_: Any) -> None:
         margins(model, x[:100], y[:100], bounds=(-1, 1), options=SearchOptions(evidence=False, certify=False))
         start = now()
         found = margins(model, x, y, bounds=(-1, 1), options=SearchOptions(evidence=False, certify=False))
-        print(f"margins of {len(x)} images, {name} training: {now() - start:.1f} s; median {found.median:.4f}")
+        print(f"- margins of {len(x)} images, {name} training: {now() - start:.1f} s; median {found.median:.4f}")
 
 
 def resnet18() -> nn.Module:
@@ -215,12 +215,12 @@ def main() -> None:
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(
-        f"# Benchmarks on a GPU\n\n{name}, torch {torch.__version__.split('+')[0]}. Command: `python -m benchmarks.gpu`\n"
+        f"## Training with excitation\n\n{name}, torch {torch.__version__.split('+')[0]}. Command: `python -m benchmarks.gpu`\n"
     )
     needs_data = bool(set(options.only) - {"memory", "resnet", "step"})
     data = load("cifar10", classes=("airplane", "horse"), root=options.data) if needs_data else None
     for part in options.only:
-        print(f"\n## {(PARTS[part].__doc__ or part).strip()}\n", flush=True)
+        print(f"\n### {(PARTS[part].__doc__ or part).strip().rstrip('.')}\n", flush=True)
         PARTS[part](data, epochs=options.epochs, seeds=options.seeds, points=options.points, batch=options.batch)
 
 

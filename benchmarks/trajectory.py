@@ -29,7 +29,7 @@ WAYS: dict[str, Made] = {
     "plain again": lambda: None,
     "every step written": lambda: Trajectory(Every(1)),
     "all samples, written every 10 steps": lambda: Trajectory(),
-    "every step written, no sandwich": lambda: Trajectory(Every(1), bounds_every=None),
+    "every step written, without bounds on the ratio": lambda: Trajectory(Every(1), bounds_every=None),
     "every step written, all layers": lambda: Trajectory(Every(1), layers="all", bounds_every=None),
 }
 
