@@ -56,7 +56,7 @@ STUDY = Study(
     claims,
     (
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",
-        'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
+        'Radius "auto": relative to each layer\'s input, increased as long as the training data are fitted; see [the rule](../excitation.md).',
         "The constants of the rule were judged on these digits, on the first three seeds among others, so results here are optimistic.",
     ),
     asks="automatic radii on digits",

@@ -165,7 +165,7 @@ class ByAccuracy:
     }
     below_figure = (
         "Test accuracy minus that of plain training with the same seed, in points; small markers are seeds, large ones their means.\n"
-        "Above zero a method helps people who only want accuracy. Means below −12 are written at the arrows."
+        "Above zero a method improves clean accuracy. Means below −12 are written at the arrows."
     )
     settings = (
         "Hidden layers: two steps of the sup norm from zero up the cross-entropy, relative to the root mean square of each layer's input; the input itself is "
@@ -242,8 +242,8 @@ class ByAccuracy:
     def below_table(self, scale: FewImagesScale) -> str:
         """Text below the table of results."""
         return (
-            "Means over seeds, with the range. Training accuracy is on the labels that were trained on, random ones included; test labels\n"
-            "are all right. Minutes are those of training, on the machine named below, beside other trainings."
+            "Means over seeds, with the range. Training accuracy is on the labels that were trained on, random ones included; all test labels are correct. Minutes are those of\n"
+            "training, on the machine named below, while other training runs used it too."
         )
 
 
@@ -259,7 +259,7 @@ STUDY = Study(
     (
         "At scale full the claims about the larger hidden radius, the task with 40 % random labels and the larger γ were added after the other numbers had been seen. "
         "Claims about the larger radius, but that with 40 % random labels, are so judged by the numbers that suggested them.",
-        "Random labels: a share of the training labels is drawn anew from all ten classes, so that a tenth of the share stays right.",
+        "Random labels: this fraction of the training labels is redrawn from all ten classes, so a tenth of them stay correct.",
         "Adversarial weight perturbation without an attack on the input moves the weights up the loss of the batch before each gradient: "
         "sharpness-aware minimization with a radius relative to each weight's norm.",
     ),

@@ -72,8 +72,8 @@ STUDY = Study(
     claims,
     (
         f"Chosen radii: {RADIUS} in the infinity norm, grown from zero in four stages.",
-        'Radius "auto": relative to each layer\'s input, grown while the fit holds; see [the rule](../excitation.md).',
-        "The factor grows by 1 % per step, and only once the fit holds: the 240 steps of scale quick are nearly over by then, so that "
+        'Radius "auto": relative to each layer\'s input, increased as long as the training data are fitted; see [the rule](../excitation.md).',
+        "The factor grows by 1 % per step, and only once the training data are fitted: the 240 steps of scale quick are nearly over by then, so that "
         "the variant is hardly excited there; scale paper has 8,000 steps.",
         "The constants of the rule were chosen on digits, not on these images. An earlier rule let the training error grow to half of that of a "
         "constant output: with ten seeds it ended at a radius of 4.2%, a gap of 0.024 and a test accuracy of 91.6%.",

@@ -362,7 +362,7 @@ def _heading(numbers: Sequence[VariantResult], spikes: int) -> str:
 
 STUDY = Study(
     "spikes",
-    "What moves before the loss of a language model spikes",
+    "What changes before the loss of a language model spikes",
     "no figure of the papers",
     "A GPT on bytes of text, learning rates rising until the loss spikes",
     Computed(

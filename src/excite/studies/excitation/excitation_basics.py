@@ -339,7 +339,7 @@ STUDY = Study(
     "excitation-basics",
     "What is not excited is not learnt",
     "section 1.1 of Persistency of Excitation for Robustness of Neural Networks, with the arguments of sections 3.1 and 5.2",
-    "Small systems, made up",
+    "Small synthetic systems",
     Computed(
         compute,
         {name: (words, "{:.2g}") for name, words in WORDS.items()},
@@ -351,8 +351,8 @@ STUDY = Study(
         ),
         (
             "Means over seeds, with the range. *Distance from the true value*: of the parameters, relative to their size; for the stochastic\n"
-            "gradient relative to the distance at the start; for bandits the fraction that prefers the worse arm; for the node the weight\n"
-            "behind it, which was 1 and which no training point excites. *Remaining error*: what the algorithm itself sees at the\n"
+            "gradient relative to the distance at the start; for bandits the fraction that prefers the worse arm; for the node the weight after it, which was 1\n"
+            "and which no training point excites. *Remaining error*: what the algorithm itself sees at the\n"
             "end: of its predictions, the size of the last gradient, for bandits the loss per pull, for the node that of the clean points."
         ),
         (

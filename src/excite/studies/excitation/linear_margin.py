@@ -280,8 +280,8 @@ STUDY = Study(
         },
         draw,
         "The first seed, the authors'. Above: the boundary after training (solid) and the one with the largest margin, a support vector\n"
-        "machine's (dashed). Below: the margin over training, where it goes if training never ends, and the bounds. The margin\n"
-        "shows once all points are on their sides.",
+        "machine's (dashed). Below: the margin over training, its limit, and the bounds. The margin is shown\n"
+        "once all points are classified correctly.",
         "Means over seeds, with the range, in the units of the data. *Limit of training* is the margin of the direction that gradient\n"
         "descent converges to, solved for exactly. Theorem 2 uses the optimal margin of all points as printed, and holds with\n"
         "that of the support vectors. *Scaled*: the mean is removed and points divided by the largest norm before training.\n"
@@ -294,7 +294,7 @@ STUDY = Study(
     (
         "The left set has mean zero, so that scaling is all that differs in its scaled variant.",
         "On the left three support vectors span the plane: no subspace holds them, and the theorem says no more than the support "
-        "vector machine does. What makes the margin poor there is the bias, which costs as much as a weight however large the data.",
+        "vector machine does. The margin is poor there because of the bias, which costs as much as a weight, however large the data are.",
     ),
     asks="is the linear margin poor?",
     seconds={"quick": 13, "paper": 260},

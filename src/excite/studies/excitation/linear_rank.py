@@ -287,9 +287,9 @@ STUDY = Study(
             "right": ("classified correctly", "{:.0%}"),
         },
         draw,
-        "Each line is a layer of the first seed: its second singular value over its first, zero where the layer is one direction. The\n"
-        "dashed line is what theory says of the worst layer at that moment, from its gradient or from adjacent layers.\n"
-        "With strong decay lines end where the weights themselves vanish.",
+        "Each line is a layer of the first seed: its second singular value over its first, zero where the layer has rank one. The dashed line is the theoretical bound for the worst layer\n"
+        "at that step, from its gradient or from adjacent layers.\n"
+        "With strong decay the lines end where the weights vanish.",
         "Means over seeds, with the range, over all layers but the last, which is one row. The rank counts singular values above\n"
         "0.001, or 0.001 times the largest if that is more than one. *Alignment* is |u·v| of the leading singular vectors of\n"
         "adjacent layers.",

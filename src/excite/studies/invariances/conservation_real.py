@@ -316,15 +316,15 @@ STUDY = Study(
             "right": ("test accuracy", "{:.0%}"),
         },
         draw,
-        "Norms over all channels of all laws, relative to the squared weights, first seed: how far the conserved numbers have moved\n"
-        "(black), the terms that explain it, and the residual (grey). The second figure: for every law with consumers, in order of the\n"
+        "Norms over all channels of all laws, relative to the squared weights, first seed: how far the conserved\n"
+        "quantities have drifted (black), the terms that explain it, and the residual (grey). The second figure: for every law with consumers, in order of the\n"
         "network from dark to bright, ‖producers of its channels‖² over ‖consumers‖²; at 1 the two are in balance.",
         "Means over seeds, with the range. *Drift* is the norm of Q − Q₀ over all channels of all laws, relative to the squared weights;\n"
         "terms are fractions ⟨term, drift⟩/‖drift‖², which sum to 100 % with the residual. *Imbalance* is the norm of Q over laws with\n"
         "consumers, at the end over at the start: below one, producers and consumers have come closer. *Remaining initial imbalance*\n"
         "is ⟨Q, Q₀⟩/‖Q₀‖² over the same laws: 1 where they are conserved, exp(−2rt) after t steps where nothing acts but decay, with\n"
         "r = ηλ, and ηλ/(1 − μ) with momentum μ; *its rate over that of weight decay* is its rate over 2r (negative: imbalance grows), where\n"
-        "there is decay. The last but one: Σ w² in front of\n"
+        "there is decay. The last but one column: Σ w² before\n"
         "normalizations, end over start, which for plain SGD is 1 + Σ η² ‖g‖² / Σ w², up to eps.",
         (
             "SGD: rate 0.05. Momentum 0.9: rate 0.02, decay 0.005. AdamW: rate 0.001, decay 0.05. The same batches for all.",

@@ -244,10 +244,10 @@ STUDY = Study(
             "right": ("classified correctly", "{:.0%}"),
         },
         draw,
-        "Each colour is a layer of the first seed: what was measured, and dashed what equation 13 promises at that norm from the first\n"
-        "weights, 1/K − D/‖W‖²_F. For ReLU networks the dashed lines are what the paper claims; no proof stands behind them.",
+        "Each colour is a layer of the first seed; solid: measured; dashed: what equation 13\n"
+        "promises at that norm from the initial weights, 1/K − D/‖W‖²_F. For ReLU networks the dashed lines are what the paper claims; no proof stands behind them.",
         "Means over seeds, with the range. *Limit*: 1/min(rank, 2^N_r V_c), least of all layers, and the same *as printed*, with 8^N_r.\n"
-        "*Above*: least difference of a layer to its own limit. *Room*: least difference to 1/K − D/‖W‖²_F at any look. *Laws moved*: the\n"
+        "*Above*: least difference of a layer to its own limit. *Room*: least difference to 1/K − D/‖W‖²_F at any measurement. *Laws moved*: the\n"
         "largest change of W₂'W₂ − W₁W₁' over ‖W‖²_F, by steps of finite length, or because there is no such law.",
         ("Float64, full batch, 20 points; first weights have variance 1/4 over inputs, 1/2 for ReLU.",),
     ),

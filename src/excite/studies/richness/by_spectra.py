@@ -133,9 +133,9 @@ class BySpectra:
         **{f"effective_{name}": (f"effective rank, {words}", "{:.1f}") for name, words in LAYERS.items()},
     }
     below_figure = (
-        "The fraction of a layer's variance that its first principal components explain: a curve that is at 100 % after a few of them\n"
-        "belongs to signals in a few dimensions. Left what the paper shows, convolutions before pooling; right what the next layer\n"
-        "sees. Training images; lines are means over seeds of plain training, bands show the range over seeds."
+        "The fraction of a layer's variance that its first principal components explain: a curve that reaches 100 % after a few of them belongs to a layer whose\n"
+        "outputs span a few dimensions. Left: outputs of convolutions before pooling,\n"
+        "as in the paper. Right: inputs of the next layers. Training images; lines are means over seeds of plain training, bands show the range over seeds."
     )
     settings = (
         "Signals behind the activation (ReLU), centred. Effective rank: exp of the entropy of the eigenvalues of the covariance.",

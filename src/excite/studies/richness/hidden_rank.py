@@ -187,7 +187,7 @@ STUDY = Study(
     claims,
     (
         "Convolutions 3→6 and 6→18 of 5×5, each with max pooling, linear 450→120→84→1, ReLU, squared error. The paper counts "
-        "4,704 and 1,800 units, which is before pooling; the layers behind see 1,176 and 450.",
+        "4,704 and 1,800 units, which is before pooling; the inputs of the next layers have 1,176 and 450.",
         "Excitation with radius 0.02; dropout of ½ in the linear layers; flips and shifts of up to four pixels; Adam with rate 0.001.",
         "Signals of the trained network are measured as they are, without perturbations and without dropout. The paper says of both "
         "that they make signals richer during training, and of more data that they need not. Epochs stay the same, so twice the "

@@ -171,8 +171,8 @@ STUDY = Study(
     variants,
     claims,
     (
-        "The normalized update of the last bias is 1 for every sample and network, whatever was learned: df/db = 1. That its "
-        "trajectory is the same for all frequencies is no finding.",
+        "The normalized update of the last bias is 1 for every sample and network, whatever was learned: df/db = 1. That its trajectory is the same for all "
+        "frequencies is therefore not a finding.",
     ),
     asks="trajectories of all biases",
     seconds={"quick": 16},

@@ -188,7 +188,7 @@ STUDY = Study(
         draw,
         "One colour per frequency, one dash per batch size; lines are means over repeats, bands show their range. The\n"
         "normalized update is the mean over samples of ‖dL/dz‖ / |dL/df|, which with the identity as first weight is the Lipschitz\n"
-        "constant of the network at the sample. Where dashes do not show, the curves of the batch sizes coincide.",
+        "constant of the network at the sample. Where no dashes are visible, the curves of the batch sizes coincide.",
         "Means over repeats, with the range. *Training loss*, *normalized update* and *test loss* are means over the last twentieth\n"
         "of the steps.",
         (

@@ -228,7 +228,7 @@ STUDY = Study(
         draw,
         "Left: a mark per seed; βφ is the bound of Corollary 1 for a network at rest. Right: how much of the bound of Corollary 3 the first tenth\n"
         "of the steps makes up, and at which fraction of new points Theorem 2 gives a small bound.",
-        f"Means over seeds, with the range. *First tenth*: its share of Σ α|f − y|λ/σ_n(W₁), and of Σ‖Δb‖, over all steps. *Updates at the end*: the\n"
+        f"Means over seeds, with the range. *First tenth*: its fraction of Σ α|f − y|λ/σ_n(W₁), and of Σ‖Δb‖, over all steps. *Updates at the end*: the\n"
         f"mean ‖Δb‖/α of the last tenth. *Bounded portion*: new points at which Theorem 2 gives a bound of at most {PORTION:g}; {MIDDLE} layers only.",
         (f"SGD, one point per step, learning rate 0.02, ½(f − y)², float64; hidden layers of {_WIDTH} units.",),
     ),

@@ -227,7 +227,7 @@ STUDY = Study(
         draw,
         "One colour per frequency; lines are means over repeats, bands show their range. The length of an epoch is\n"
         "the sum of its 100 normalized updates ‖b(t+1) − b(t)‖ / (lr · |f − y|) of the first bias. As the first weight is the\n"
-        "identity, each of them is the Lipschitz constant of the network at the point that was seen: the length over 100 is\n"
+        "identity, each of them is the Lipschitz constant of the network at the training point of that step: the length over 100 is\n"
         "their mean. Dots are single networks, bars their geometric mean.",
         "Means over repeats, with the range. *Training loss*, *length per epoch* and *test loss* are means of the last ten epochs; the\n"
         f"training loss of a point is taken before its update. *At loss {FIT}*: the whole length when the training loss of an epoch\n"

@@ -418,8 +418,8 @@ STUDY = Study(
         draw,
         "The first seed, ω = 0.5, on the plane of the data. Above: the function to be learned and the one learned, with training\n"
         "points in blue; black lines are borders of linear regions. Below left: the local Lipschitz constant of each region. Below\n"
-        "right: the bound of Theorem 2 in empty regions, on the same scale; white regions hold a training point, black ones\n"
-        "are out of the theorem's reach.",
+        "right: the bound of Theorem 2 in empty regions, on the same scale; white regions contain a training point;\n"
+        "to black ones the theorem does not apply.",
         "Means over seeds, with the range. Areas are fractions of the square of the data. *Reached*: the activation of the region is a\n"
         "combination of those of training points, decided by integer arithmetic. *Bound / constant* is the median over the cells of empty\n"
         "regions that are reached, once with the exact constants at training points (what the authors' figure shows), once\n"
