@@ -1,6 +1,7 @@
 """Every Python example of the docs runs, in order, in an empty folder. README's: tests/test_readme.py."""
 
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,37 @@ def words(text):
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def sections(page):
+    """Anchors of the headings of a page, as the site names them (`markdown.extensions.toc.slugify`)."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.M)
+    plain = [unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+def test_links_to_sections_lead_somewhere():
+    links = [
+        (page, *link)
+        for page in PAGES
+        for link in re.findall(r"\]\(((?!https?:)[^)#\s]*)#([^)\s]+)\)", page.read_text())
+    ]
+    assert len(links) > 100
+    wrong = [
+        (page.name, path, section)
+        for page, path, section in links
+        if section not in sections(page.parent / path if path else page)
+    ]
+    assert wrong == []
+
+
+def test_links_of_findings_lead_to_sections():
+    """Sections that findings and panels name, such as "richness.md#quantities-of-a-layer"."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    named = {link for source in sources for link in re.findall(r'"(?:docs/)?([\w/-]+\.md)#([\w-]+)"', source)}
+    assert named
+    assert {(path, section) for path, section in named if section not in sections(ROOT / "docs" / path)} == set()
 
 
 def test_every_benchmark_is_shown_on_a_page():
