@@ -1,6 +1,6 @@
 # Two commands do everything, set-up included:
 #   make demo    train three ways on built-in data, compare margins, write the report
-#   make test    lint, types and the quick tests, 3 to 4 minutes on two cores; make test-all adds the slow ones
+#   make test    lint, types and the quick tests, 2 to 4 minutes on two cores; make test-all adds the slow ones
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
