@@ -1,4 +1,4 @@
-"""Spectra of several covariances against numpy's eigenvalues."""
+"""Sums of outer products in place, and spectra of several covariances against numpy's eigenvalues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ import pytest
 import torch
 
 from excite import InputError
-from excite.probes.activation_rank.covariance import Covariances
+from excite.probes.activation_rank.covariance import Covariances, add_outer, home, symmetric
+
+
+def test_sums_equal_the_product_of_all_rows() -> None:
+    rows = torch.randn(11, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    total = torch.zeros(5, 5, dtype=torch.float64)
+    for part in (rows[:4], rows[4:5], rows[5:]):
+        add_outer(total, part)
+    found = symmetric(total)
+    assert found == pytest.approx((rows.T @ rows).numpy())
+    assert np.array_equal(found, found.T)
+
+
+def test_devices_without_float64_sum_on_the_cpu() -> None:
+    assert home(torch.device("mps")) == torch.device("cpu")
+    assert home(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_spectra_equal_those_of_the_written_out_matrices() -> None:

@@ -22,16 +22,15 @@ class ProbeFailures:
     Args:
         probes: The attached probes; those that raised are removed from this list.
         strict: Whether exceptions are raised instead.
+
+    Attributes:
+        muted: Names of the probes that raised in this process and are no longer measured.
     """
 
     def __init__(self, probes: list[Probe], strict: bool):
+        self.muted: set[str] = set()
         self._probes, self._strict = probes, strict
         self._failures: list[tuple[str, int, Exception]] = []  # by probe and step
-        self._muted: set[str] = set()  # raised here; switched off once all processes know
-
-    def muted(self, probe: Probe) -> bool:
-        """Whether the probe raised and is no longer measured."""
-        return probe.name in self._muted
 
     def raised(self, probe: Probe, step: int, error: Exception) -> None:
         """Notes an exception of a probe, or raises it.
@@ -44,7 +43,7 @@ class ProbeFailures:
         if self._strict:
             raise error
         self._failures.append((probe.name, step, error))
-        self._muted.add(probe.name)
+        self.muted.add(probe.name)
         if rank_and_size()[1] == 1:
             self._remove(probe)
 
@@ -54,7 +53,7 @@ class ProbeFailures:
             return
         if error is not None:
             self._failures.append((probe.name, step, error))
-        elif probe.name not in self._muted:
+        elif probe.name not in self.muted:
             warn_user(f"probe {probe.name!r} is switched off: it raised in another process")
         self._remove(probe)
 

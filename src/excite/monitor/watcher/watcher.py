@@ -319,10 +319,11 @@ class Watch:
         costs = {id(budget): 0.0 for budget in paid}
         with eagerly(self._modules) if any(probe.runs_model for probe in due) else nullcontext():
             for probe in due:
-                start = self._clock.now()
+                timed = id(probe.schedule) in costs
+                start = self._clock.now() if timed else 0.0
                 self._measure_probe(probe, ctx)
                 self._measured_at[probe.name] = ctx.step
-                if id(probe.schedule) in costs:
+                if timed:
                     costs[id(probe.schedule)] += self._clock.now(wait=True) - start
         if (ctx.messages or ctx.artifacts or ctx.earlier) and rank_and_size()[0] == 0:
             for step, values in ctx.earlier:
@@ -359,7 +360,7 @@ class Watch:
                 self._failures.raised(probe, self.steps, error)
 
     def _measure_probe(self, probe: Probe, ctx: StepContext) -> None:
-        if not self._failures.muted(probe):
+        if probe.name not in self._failures.muted:
             try:
                 with resharded(self._modules) if self._sharded and probe.runs_model else nullcontext():
                     measurement = probe.measure(ctx)
@@ -381,7 +382,7 @@ class Watch:
                 (rows if probe is LOGGED else only_run).append((step, values))
                 continue
             if isinstance(values, Exception):
-                if not self._failures.muted(probe):
+                if probe.name not in self._failures.muted:
                     self._failures.raised(probe, step, values)
                 values = None
             alerts.append((step, probe, values))

@@ -1,4 +1,4 @@
-"""Eigenvalues of the covariances of several sets of rows, fetched from the device they are on at once."""
+"""Covariances in float64: sums of outer products in place, and eigenvalues of several, fetched from their device at once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,36 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
+from excite._core.lanczos import Array
 from excite.errors import InputError
 from excite.probes.activation_rank.smallest import default_tolerance
-from excite.probes.activation_rank.sums import home
 from excite.probes.spectrum import Spectrum, spectrum
+
+# Float64 is not everywhere: there sums are made on the CPU.
+_WITHOUT_DOUBLE = {"mps"}
+
+
+def home(device: torch.device) -> torch.device:
+    """Where sums over rows on `device` are kept."""
+    return torch.device("cpu") if device.type in _WITHOUT_DOUBLE else device
+
+
+def add_outer(total: Tensor, rows: Tensor) -> None:
+    """total += rowsᵀ rows for total (D, D) and rows (R, D), both float64; only the lower triangle of total counts."""
+    if total.device.type != "cpu":
+        total.addmm_(rows.T, rows)
+        return
+    # What lies row by row here is column by column to BLAS, so that its upper triangle is our lower one.
+    dsyrk(1.0, rows.contiguous().numpy().T, beta=1.0, c=total.numpy().T, overwrite_c=1)
+
+
+def symmetric(total: Tensor) -> Array:
+    """The whole matrix, on the CPU."""
+    lower = np.tril(total.cpu().numpy())
+    return lower + np.tril(lower, -1).T  # type: ignore[no-any-return]
 
 
 class Covariances:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from excite._core.checks import check_count, check_tensor
 from excite.errors import InputError
+from excite.probes.activation_rank.covariance import add_outer, home, symmetric
 from excite.probes.activation_rank.sketch import FrequentDirections
 from excite.probes.activation_rank.smallest import default_tolerance
-from excite.probes.activation_rank.sums import add_outer, home, symmetric
 from excite.probes.spectrum import Spectrum, spectrum
 
 EXACT = 1024  # widest vectors whose matrix is kept

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from excite.probes.activation_rank.covariance import add_outer, home
 from excite.probes.activation_rank.smallest import Smallest, from_eigenvalues, smallest_eigenvalues
-from excite.probes.activation_rank.sums import add_outer, home
 from excite.probes.layer_inputs import LayerInputs
 
 _BLOCK = 2048  # rows collected before they are added up
