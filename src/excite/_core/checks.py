@@ -32,7 +32,8 @@ R = TypeVar("R")
 Batch = (
     Tensor | tuple[Any, ...] | dict[str, Any]
 )  # the arguments of a model; the first axis of each tensor is the batch axis
-Pick = str | int | Callable[[Any], Tensor] | None  # which part of what a model returns is its output
+Pick = str | int | Callable[[Any], Tensor] | None
+"""Which part of a model's return value is its output: a key, an index, a function, or None for the value itself."""
 Bounds = tuple[float | Tensor, float | Tensor]  # (low, high) of a model's input
 LARGEST = 2**31 - 1  # of a count: what the kernels of torch index with
 

@@ -1,4 +1,4 @@
-"""Data sets: built in, downloaded and verified, synthetic."""
+"""Datasets: built in, downloaded and verified, synthetic."""
 
 from excite.data.dataset import Dataset
 from excite.data.fetching import cache_folder, fetch

@@ -12,8 +12,11 @@ from excite.data.fetching import cache_folder
 from excite.errors import InputError
 
 BUILT_IN = ("digits", *synthetic.SETS)
+"""Names of the datasets that need no download."""
 DOWNLOADED = ("cifar10", "mnist")
+"""Names of the datasets that `fetch` downloads."""
 NAMES = (*BUILT_IN, *DOWNLOADED)
+"""Names of all datasets that `load` returns."""
 
 
 def load(

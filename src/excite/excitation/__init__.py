@@ -1,4 +1,4 @@
-"""Persistent excitation: perturbation sets, the extremes of the output over a set, and the loss of Algorithm 1."""
+"""Losses for robust training: persistent excitation (Algorithm 1) and adversarial training, with their perturbation sets and radii."""
 
 from excite.excitation.adversarial import AdversarialTraining
 from excite.excitation.adversarial.ascent import HiddenOptions

@@ -1,4 +1,4 @@
-"""Quantities measured during training, one file each."""
+"""Quantities measured during training, schedules, and the functions behind the probes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Experiments of the papers as commands, each with its claims and an honest verdict."""
+"""Experiments of the papers as commands, each with its claims and their verdicts."""
 
 from excite._core.compatibility import renamed_names
 from excite.studies.experiment import experiment

@@ -44,3 +44,4 @@ from excite.studies.invariances.conservation_real import STUDY as conservation_r
 from excite.studies.study import Study
 
 STUDIES: dict[str, Study] = {study.name: study for study in list(globals().values()) if isinstance(study, Study)}
+"""All studies of Excite by name, in the order of `excite study list`."""

@@ -84,6 +84,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "papers-cnn": papers_cnn, "small-cnn": small_cnn, "resnet": resnet, "preact-resnet": preact_resnet, "vit": vit, "mlp": mlp,
     "linear": linear,
 }  # fmt: skip
+"""Built-in networks by name: functions whose keyword arguments are the `options` of a config's `[model]`."""
 
 _IMAGES = ("papers-cnn", "small-cnn", "resnet", "preact-resnet", "vit")
 
