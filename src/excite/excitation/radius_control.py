@@ -4,9 +4,11 @@ The radius of a layer is a factor r times the root mean square of its input. The
 if there is a gap to close, whether it is needed:
 
     headroom = (allowed − cost)/allowed,    need = 1, or (gap − target)/target with a target for the gap
-    r ← r·exp(rate · clamp(min(need, headroom), −BACK, 1)),    from START to a largest value
+    r ← r·exp(rate · clamp(min(need, headroom), −BACK, 1) + lead · Δneed),    from START to a largest value
 
-so that r settles where the cost is what is allowed, or the gap at its target, whichever comes first.
+so that r settles where the cost is what is allowed, or the gap at its target, whichever comes first. The lead is 0 but for the
+gap. With the first term alone r is too late for a gap that opens at once, as where the learning rate drops; a higher rate makes it
+oscillate, since the network answers late. With the second one r changes as soon as the gap does (a PI controller of log r).
 
 - `radius="auto"` of `PersistentExcitation` moves r at every training step. The cost is the training error: the fraction of the
   samples that are decided wrongly in the middle of their two extremes, smoothed over about 500 samples, whatever the size of
@@ -16,9 +18,11 @@ so that r settles where the cost is what is allowed, or the gap at its target, w
   training data to within a point is not excited any further.
 - `hidden_radius="auto"` of `AdversarialTraining` moves r every few steps. Both robust accuracies, on the batch at hand and on
   as many held-out points, are measured by the attack of the training on the input alone, with the model in evaluation mode,
-  and smoothed. The gap is their difference; the cost is how far the one on held-out data is below the best it has been.
-  Allowed are two points, one of the held-out points and two standard errors of that measurement. With few data the target
-  may be out of reach: the cost then decides.
+  and smoothed. The gap is their difference. The accuracy on held-out data falls from its best for two reasons: by
+  overfitting, while that on training data rises, and by too large a radius, while that on training data falls as well.
+  Overfitting takes no more from held-out data than training data gain, so that the cost is what held-out data have lost since
+  their best beyond what training data gained since then. Allowed are two points, one of the held-out points and two standard
+  errors of that measurement. With few data the target may be out of reach: the cost then decides.
 
 Everything is computed with tensors where the model is: nothing waits for a GPU, and a captured step reads the current r.
 """
@@ -42,6 +46,7 @@ BACK = 3.0
 SAMPLES = 500  # over which the training error is smoothed
 RATE, FULL = 0.01, 20  # of the growth per step; less for smaller batches, whose errors are smoothed over more steps
 GAP_RATE, GAP_MEMORY = 0.07, 0.8  # per measurement of the gap
+GAP_LEAD = 0.5  # per change of need
 
 
 class RadiusController:
@@ -69,14 +74,14 @@ class RadiusController:
                 if isinstance(value, Tensor):
                     setattr(self, name, value.to(device))
 
-    def move(self, need: Tensor | float, rate: float) -> None:
-        """One step of the law."""
+    def move(self, need: Tensor | float, rate: float, lead: Tensor | float = 0.0) -> None:
+        """One step of the law; `lead` is the whole second term."""
         tiny = torch.finfo(torch.float32).tiny
         allowance = (self.allowed - self.cost) / self.allowed.clamp(min=tiny)
         # A number is not made a tensor: its copy to a GPU would wait for it.
         pull = torch.minimum(need.to(allowance), allowance) if isinstance(need, Tensor) else allowance.clamp(max=need)
-        pull = pull.clamp(-BACK, 1)
-        self.factor.copy_((self.factor * torch.exp(rate * pull.nan_to_num(0.0))).clamp(START, self.largest))
+        growth = rate * pull.clamp(-BACK, 1).nan_to_num(0.0) + lead
+        self.factor.copy_((self.factor * torch.exp(growth)).clamp(START, self.largest))
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint."""
@@ -140,7 +145,7 @@ class GapController(RadiusController):
     """
 
     largest = 0.05
-    numbers: ClassVar[tuple[str, ...]] = ("factor", "cost", "allowed", "train", "held", "best")
+    numbers: ClassVar[tuple[str, ...]] = ("factor", "cost", "allowed", "train", "held", "best", "train_at_best", "need")
 
     def __init__(self, held_out: object, target: float, every: int):
         super().__init__()
@@ -160,7 +165,7 @@ class GapController(RadiusController):
         self.target = check_number(target, "gap_target", 0, 1, above=True)
         self.every = check_count(every, "gap_every")
         self.cost = torch.tensor(0.0)
-        self.train, self.held, self.best = (torch.tensor(float("nan")) for _ in range(3))
+        self.train, self.held, self.best, self.train_at_best, self.need = (torch.tensor(float("nan")) for _ in range(5))
         self.steps = 0
         self._next = 0  # the first held-out point of the next measurement
 
@@ -181,17 +186,21 @@ class GapController(RadiusController):
         for smoothed, value in ((self.train, train), (self.held, held)):
             value = value.to(smoothed.dtype)
             smoothed.copy_(torch.where(smoothed.isnan(), value, GAP_MEMORY * smoothed + (1 - GAP_MEMORY) * value))
+        self.train_at_best.copy_(torch.where(self.held <= self.best, self.train_at_best, self.train))
         self.best.copy_(torch.fmax(self.best, self.held))
-        self.cost.copy_(self.best - self.held)
+        gained = (self.train - self.train_at_best).clamp(min=0).nan_to_num(0.0)  # NaN in states of earlier versions
+        self.cost.copy_((self.best - self.held - gained).clamp(min=0))
         # The standard error of the smoothed fraction; of all held-out points there is none to speak of.
         points = min(size, len(self.x)) * (1 + GAP_MEMORY) / (1 - GAP_MEMORY)
         unseen = max(0.0, 1 - min(size, len(self.x)) / len(self.x))
         error = (self.best * (1 - self.best) * unseen / points).clamp(min=0).sqrt()
         self.allowed.copy_(MAX_COST + 1 / len(self.x) + 2 * error)
-        self.move((self.train - self.held - self.target) / self.target, GAP_RATE)
+        need = ((self.train - self.held - self.target) / self.target).clamp(-BACK, BACK)
+        self.move(need, GAP_RATE, GAP_LEAD * (need - self.need).nan_to_num(0.0))
+        self.need.copy_(need)
 
     def measured(self) -> dict[str, float]:
-        """Metrics for a run."""
+        """Metrics for a run: the state, and the smaller of need and headroom, which decides, as they were at the last measurement."""
         train, held = float(self.train), float(self.held)
         return {
             "hidden_radius": float(self.factor),
@@ -200,6 +209,8 @@ class GapController(RadiusController):
             "gap": train - held,
             "cost": float(self.cost),
             "allowed": float(self.allowed),
+            "need": float(self.need),
+            "headroom": float(1 - self.cost / self.allowed),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,6 +47,8 @@ RADIUS = Panel(
         ("cost", "cost in accuracy"),
         ("allowed", "allowed cost"),
         ("gap", "gap of robust accuracies"),
+        ("need", "excess of the gap over its target"),
+        ("headroom", "headroom below the allowed cost"),
     ),
     probes=("excitation",),
     docs="excitation.md#choosing-the-radius",

@@ -416,7 +416,7 @@ STUDY = Study(
         "Published numbers of scale short: TRADES alone and with every layer, radius auto and seed 1 of both methods together were trained on lossless images; PGD training with "
         "seed 2, AWP, γ 0.005, with seed 1 and AWP, γ 0.01, on images from lossy WebP sheets (mean error 3.3 of 255); for the others no record says which. Curves by epoch were "
         "kept of these only. With seed 1 the network of both methods together was constant for the first five epochs and then recovered.",
-        "At scale short radius auto found the gap only when the learning rate fell, in the middle of training, and then let its radius shrink, because it took the fall of "
+        "Radius auto, scale short: an earlier rule of the controller, which found the gap only when the learning rate fell, in the middle of training, and then let its radius shrink, because it took the fall of "
         "robust accuracy on held-out images, which is overfitting, for the cost of the radius.",
         "AutoAttack (`python -m benchmarks.autoattack --runs`): APGD on the cross-entropy, targeted APGD and FAB, Square; on 500 test images, with a standard error of two points. Of "
         "TRADES with every layer only APGD and targeted APGD were run, which left 32.2% of them.",
