@@ -60,7 +60,7 @@ class CollapseCheck:
         if self.steps.device != loss.device:
             self.steps, self.ratio = self.steps.to(loss.device), self.ratio.to(loss.device)
         above = self.steps + (trivial > 0)
-        self.steps.copy_(torch.where((loss >= TRIVIAL * trivial) | (trivial <= 0), above, 0.0))
+        self.steps.copy_(torch.where((loss < TRIVIAL * trivial) & (trivial > 0), 0.0, above))  # NaN is not below
         self._calls += 1
         if self._calls % WINDOW == 0 and not capturing():
             self.read(advice)
@@ -74,7 +74,7 @@ class CollapseCheck:
                 self._warned = self._warned and steps > 0
                 return
             message = (
-                f"the network is constant: for {int(steps)} steps its loss was that of the best constant output; "
+                f"the network is constant: for {int(steps)} steps its loss was that of the best constant output, or not finite; "
                 f"{advice(ratio)}"
             )
             if self.action == "stop":

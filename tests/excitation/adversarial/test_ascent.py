@@ -74,6 +74,24 @@ def test_joint_steps_equal_those_written_out(norm, shared):
         assert (used <= 1 + 1e-9).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"norm": "2"}, {"norm": "2", "budget": "shared"}, {"random_start": True}])
+def test_only_samples_with_small_errors_are_perturbed(options):
+    model, x = network(), torch.randn(4, 3).double()
+    two = (model(x).squeeze(1) - Y).square().argsort()[:2].tolist()
+    hidden = {"steps": 3, "random_start": False, "hidden_radius": 0.1}
+    some = AdversarialTraining(model, 0.0, **hidden, hidden=HiddenOptions(fraction=0.5, **options)).all_perturbations(
+        x, Y
+    )
+    torch.manual_seed(0)
+    everywhere = AdversarialTraining(model, 0.0, **hidden, hidden=HiddenOptions(**options)).all_perturbations(x, Y)
+    for name, d in some.items():
+        if name:
+            moved = d.abs().sum(1) > 0
+            assert sorted(moved.nonzero().flatten().tolist()) == sorted(two), name
+            if not options.get("random_start"):
+                assert torch.equal(d[moved], everywhere[name][moved])
+
+
 def test_one_step_reaches_the_corner_that_brute_force_finds():
     # Linear in each perturbation, a sigmoid-free chain with positive weights: the error grows along one corner of the box.
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
@@ -242,6 +260,11 @@ def test_refusals():
         HiddenOptions("inf", "shared")
     with pytest.raises(InputError, match="'layer'"):
         HiddenOptions("inf", "global")
+    with pytest.raises(InputError, match="fraction"):
+        HiddenOptions(fraction=0.0)
+    with pytest.raises(InputError, match="trades"):
+        options = {"classes": 3, "loss": "cross-entropy", "trades": 6.0, "hidden_radius": 0.1}
+        AdversarialTraining(nn.Linear(3, 3), 0.1, hidden=HiddenOptions(fraction=0.5), **options)
     with pytest.raises(InputError, match="loss='cross-entropy'"):
         AdversarialTraining(model, 0.1, trades=6)
     with pytest.raises(InputError, match="random_start=True"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.calls import Batch, batch_size, own_copy
-from excite._core.checks import Bounds, Norm, check_choice, check_flag, parse_norm
+from excite._core.checks import Bounds, Norm, check_choice, check_flag, check_number, parse_norm
 from excite._core.intercept.affine import Names
 from excite._core.layout import Layout
 from excite._core.preserve import Buffers, ignore_probes
@@ -50,9 +50,11 @@ class HiddenOptions:
             (norm "2" only), as in all-layer margin optimization.
         random_start: Start uniformly in each ball instead of at zero; steps are then as long as those of the input, and
             projected (budget "layer" only).
+        fraction: Fraction of the samples of each batch whose hidden layers are perturbed: those with the smallest error where
+            the search begins.
 
     Raises:
-        InputError: If a setting is unknown, or a shared budget has another norm than "2".
+        InputError: If a setting is unknown or out of range, or a shared budget has another norm than "2".
 
     Example:
         >>> excite.AdversarialTraining(model, radius=0.1, hidden_radius=0.01, hidden=HiddenOptions(norm="2"))
@@ -61,11 +63,13 @@ class HiddenOptions:
     norm: str | float = "inf"
     budget: Literal["layer", "shared"] = "layer"
     random_start: bool = False
+    fraction: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", parse_norm(self.norm))
         check_choice(self.budget, "budget", ("layer", "shared"))
         check_flag(self.random_start, "random_start")
+        check_number(self.fraction, "fraction", 0, 1, above=True)
         if self.norm == "1":
             raise InputError("HiddenOptions: expected norm 'inf' or '2'; got '1'")
         if self.budget == "shared" and (self.norm != "2" or self.random_start):
@@ -146,6 +150,8 @@ def ascend(
             errors = objective(clean.output.detach())
             error = errors(clean.output)
             gradients = gradients_of(error.sum(), clean.inputs)
+            if settings.hidden.fraction < 1:
+                settings = replace(settings, where=_with_small_errors(error.detach(), settings))
             layouts = find_layouts(model, names, recorded_at, clean.made_by, settings.read, known_layouts)
             buffers.restore(thorough=False)
             tape.sites.clear()
@@ -215,6 +221,13 @@ def _hidden_balls(
         radius = settings.hidden_radius(name) * size
         balls[name] = PerturbedInput(layout, radius, None, None, allowed=settings.where)
     return balls
+
+
+def _with_small_errors(error: Tensor, settings: AscentSettings) -> Tensor:
+    """(B, tokens): whether a token is perturbed; only those of the samples with the smallest errors."""
+    few = max(1, round(settings.hidden.fraction * len(error)))
+    small = (error <= error.kthvalue(few).values)[:, None].expand(-1, settings.tokens)
+    return small if settings.where is None else small & settings.where
 
 
 class _Ascent:

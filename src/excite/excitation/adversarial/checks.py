@@ -29,11 +29,14 @@ def check_input_radius(radius: object) -> float | Stages:
     return checked  # type: ignore[return-value]
 
 
-def check_hidden(hidden: object) -> HiddenOptions:
+def check_hidden(hidden: object, trades: float = 0.0) -> HiddenOptions:
     """The options of hidden layers."""
     if hidden is not None and not isinstance(hidden, HiddenOptions):
         raise InputError(f"hidden: expected HiddenOptions; got {hidden!r}")
-    return HiddenOptions() if hidden is None else hidden
+    options = HiddenOptions() if hidden is None else hidden
+    if trades and options.fraction < 1:
+        raise InputError("trades: its search begins where the error of every sample is 0: expected fraction 1")
+    return options
 
 
 def check_awp(awp: object, model: nn.Module) -> float:

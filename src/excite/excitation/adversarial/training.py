@@ -174,9 +174,9 @@ class AdversarialTraining(PerturbedLoss):
             else check_hidden_radius(hidden_radius, known, held_out, unwrap(model))
         )
         self.layers = check_hidden_layers(layers, known, unwrap(model))
-        self.hidden = check_hidden(hidden)
         self.awp = check_awp(awp, model)
         self.trades = check_trades(trades, loss, self.random_start)
+        self.hidden = check_hidden(hidden, self.trades)
         self.keep_best = check_flag(keep_best, "keep_best")
         self._collapse = CollapseCheck(on_collapse, self._checks)
 

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 RHO = 0.01
 ALL = every(RHO)
 SHALLOW, DEEP = f"shallow third, ρ {RHO:g}", f"deep third, ρ {RHO:g}"
-TWO, ONE, PGD_TWO = "every layer, two search steps", "every layer, one search step", "PGD training, two search steps"
+FOUR, TWO, ONE = "every layer, four search steps", "every layer, two search steps", "every layer, one search step"
+PGD_TWO = "PGD training, two search steps"
+SMALL = f"every layer, ρ {RHO:g}, the half of each batch with the smallest errors"
 POOR = "every layer, ρ larger where richness is missing"
 LATE, BEFORE = f"every layer, ρ {RHO:g} from half of training on", f"before each normalization, ρ {RHO:g}"
 _OWN = "not in the papers"
@@ -108,10 +110,12 @@ def variants(scale: OverfittingScale) -> list[Variant]:
         changed(SHALLOW, ALL, layers=list(_HIDDEN[:2])),
         changed(DEEP, ALL, layers=list(_HIDDEN[-2:])),
         changed(TWO, ALL, steps=2),
+        changed(FOUR, ALL, steps=4),
         changed(ONE, ALL, steps=1),
         changed(PGD_TWO, PGD, steps=2),
         changed(POOR, ALL),  # its job finds the radii
         changed(LATE, ALL, hidden_stages=2),
+        changed(SMALL, ALL, hidden_fraction=0.5),
         changed(
             BEFORE,
             ALL,
@@ -148,6 +152,10 @@ def claims(scale: OverfittingScale) -> list[Claim]:
         Claim(
             "perturbations behind the normalizations are better than in front of them", _OWN, f"{last}, {ALL} minus {BEFORE}",
             (ALL, BEFORE), lambda n: n[ALL].test_last - n[BEFORE].test_last, above=0.0,
+        ),
+        Claim(
+            "perturbing only the samples that the network fits best does as well as perturbing all", _OWN,
+            f"{last}, {SMALL} minus {ALL}", (ALL, SMALL), lambda n: n[SMALL].test_last - n[ALL].test_last, within=0.02,
         ),
         Claim(
             "perturbing every layer makes the signals of the layers richer", _OWN,

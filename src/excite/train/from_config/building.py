@@ -13,7 +13,7 @@ from excite._core.wrappers import unwrap
 from excite.data import Dataset, load
 from excite.data.dataset import corrupted
 from excite.errors import InputError
-from excite.excitation import AdversarialTraining, PersistentExcitation, Relative, Stages
+from excite.excitation import AdversarialTraining, HiddenOptions, PersistentExcitation, Relative, Stages
 from excite.margin.fixed_radius import robust_accuracy
 from excite.train import make_model
 from excite.train.batches import augmented
@@ -86,7 +86,8 @@ def build_excitation(
             layers=adversarial.layers, awp=adversarial.awp,
             hidden_radius=hidden if adversarial.hidden_stages is None else Stages(hidden, adversarial.hidden_stages),
             trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
-            gap_target=adversarial.gap_target, gap_every=adversarial.gap_every, **target,
+            gap_target=adversarial.gap_target, gap_every=adversarial.gap_every,
+            hidden=HiddenOptions(fraction=adversarial.hidden_fraction), **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)
