@@ -355,7 +355,7 @@ def test_what_overfitting_takes_is_no_cost() -> None:
     assert float(control.factor) == pytest.approx(GapController.largest)
 
 
-def test_what_training_and_held_out_data_lose_together_is_the_cost() -> None:
+def test_what_held_out_data_lose_without_a_gain_is_the_cost() -> None:
     control = GapController(MANY, 0.1, 1)
     for held, trained in ((0.30, 0.60), (0.20, 0.60), (0.10, 0.40)):
         for _ in range(60):

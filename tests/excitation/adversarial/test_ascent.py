@@ -74,6 +74,32 @@ def test_joint_steps_equal_those_written_out(norm, shared):
         assert (used <= 1 + 1e-9).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"norm": "2"}, {"norm": "2", "budget": "shared"}])
+def test_hidden_layers_move_once_where_the_input_has_arrived(options):
+    model, x, steps = network(), torch.randn(4, 3).double(), 4
+    common = {"random_start": False, "hidden_radius": 0.05}
+    once = AdversarialTraining(model, 0.1, steps=steps, hidden=HiddenOptions(once=True, **options), **common)
+    found = once.all_perturbations(x, Y)
+    before = literal(model, x, Y, 0.1 * (steps - 1) / steps, 0.0, steps - 1)  # steps of 2.5·0.1/4
+    reached = {"": before[""], **{name: torch.zeros_like(d) for name, d in found.items() if name}}
+    leaves = {name: value.requires_grad_() for name, value in reached.items()}
+    gradients = torch.autograd.grad((forward(model, x, leaves) - Y).square().sum(), list(leaves.values()))
+    for (name, d), g in zip(found.items(), (gradients[list(leaves).index(name)] for name in found)):
+        if name and not options:
+            h = torch.tanh(model[0](x)) if name == "2" else torch.tanh(model[2](torch.tanh(model[0](x))))
+            assert torch.allclose(d, 0.05 * h.square().mean().sqrt() * g.sign(), rtol=1e-9)
+        elif name:
+            assert torch.allclose(torch.cosine_similarity(d, g), torch.ones(4).double())
+
+
+def test_once_without_an_input_takes_one_step():
+    model, x = network(), torch.randn(4, 3).double()
+    common = {"random_start": False, "hidden_radius": 0.05}
+    once = AdversarialTraining(model, 0.0, steps=5, hidden=HiddenOptions(once=True), **common)
+    one = AdversarialTraining(model, 0.0, steps=1, **common)
+    assert torch.allclose(once.loss(x, Y), one.loss(x, Y))
+
+
 @pytest.mark.parametrize("options", [{}, {"norm": "2"}, {"norm": "2", "budget": "shared"}, {"random_start": True}])
 def test_only_samples_with_small_errors_are_perturbed(options):
     model, x = network(), torch.randn(4, 3).double()
@@ -260,6 +286,8 @@ def test_refusals():
         HiddenOptions("inf", "shared")
     with pytest.raises(InputError, match="'layer'"):
         HiddenOptions("inf", "global")
+    with pytest.raises(InputError, match="once"):
+        HiddenOptions(random_start=True, once=True)
     with pytest.raises(InputError, match="fraction"):
         HiddenOptions(fraction=0.0)
     with pytest.raises(InputError, match="trades"):

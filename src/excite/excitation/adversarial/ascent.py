@@ -52,6 +52,8 @@ class HiddenOptions:
             projected (budget "layer" only).
         fraction: Fraction of the samples of each batch whose hidden layers are perturbed: those with the smallest error where
             the search begins.
+        once: Move hidden layers in the last step of the search alone, to the edge of their balls: earlier steps move the input,
+            at the cost of adversarial training (without random starts only).
 
     Raises:
         InputError: If a setting is unknown or out of range, or a shared budget has another norm than "2".
@@ -64,12 +66,16 @@ class HiddenOptions:
     budget: Literal["layer", "shared"] = "layer"
     random_start: bool = False
     fraction: float = 1.0
+    once: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", parse_norm(self.norm))
         check_choice(self.budget, "budget", ("layer", "shared"))
         check_flag(self.random_start, "random_start")
         check_number(self.fraction, "fraction", 0, 1, above=True)
+        check_flag(self.once, "once")
+        if self.once and self.random_start:
+            raise InputError("HiddenOptions: once needs random_start=False")
         if self.norm == "1":
             raise InputError("HiddenOptions: expected norm 'inf' or '2'; got '1'")
         if self.budget == "shared" and (self.norm != "2" or self.random_start):
@@ -150,13 +156,11 @@ def ascend(
             errors = objective(clean.output.detach())
             error = errors(clean.output)
             gradients = gradients_of(error.sum(), clean.inputs)
-            if settings.hidden.fraction < 1:
-                settings = replace(settings, where=_with_small_errors(error.detach(), settings))
             layouts = find_layouts(model, names, recorded_at, clean.made_by, settings.read, known_layouts)
             buffers.restore(thorough=False)
             tape.sites.clear()
             layers = ({} if start is None else {INPUT: at_input}) | _hidden_balls(
-                clean.inputs, gradients, layouts, settings, tape.batch
+                clean.inputs, gradients, layouts, _where_errors_are_small(settings, error.detach()), tape.batch
             )
             if not layers:
                 raise InputError(
@@ -185,13 +189,19 @@ def _climb(
     layouts = {name: layer.layout for name, layer in ascent.layers.items()}
     best = BestValues(layouts, ascent.batch) if settings.keep_best else None
     for step in range(settings.steps):
+        wait = settings.hidden.once and step < settings.steps - 1  # hidden layers wait for the last step
+        moving = [name for name in values if name == INPUT or not wait]
+        if not moving:
+            continue
         if step or settings.record_clean or settings.hidden.random_start:  # the recording pass was not at these values
-            values = {name: value.requires_grad_() for name, value in values.items()}
+            leaves = {name: values[name].requires_grad_() for name in moving}
             error = errors_at(values)
-            gradients = gradients_of(error.sum(), values)
+            gradients = gradients_of(error.sum(), leaves)
             values = {name: value.detach() for name, value in values.items()}
         if best is not None:
             best.update(values, error.detach())
+        for name in [name for name in gradients if name not in moving]:
+            del gradients[name]
         values = ascent.step(values, gradients)
     if best is None:
         return values
@@ -223,11 +233,13 @@ def _hidden_balls(
     return balls
 
 
-def _with_small_errors(error: Tensor, settings: AscentSettings) -> Tensor:
-    """(B, tokens): whether a token is perturbed; only those of the samples with the smallest errors."""
+def _where_errors_are_small(settings: AscentSettings, error: Tensor) -> AscentSettings:
+    """The settings that perturb the hidden layers of `HiddenOptions.fraction` of the samples."""
+    if settings.hidden.fraction == 1:
+        return settings
     few = max(1, round(settings.hidden.fraction * len(error)))
     small = (error <= error.kthvalue(few).values)[:, None].expand(-1, settings.tokens)
-    return small if settings.where is None else small & settings.where
+    return replace(settings, where=small if settings.where is None else small & settings.where)
 
 
 class _Ascent:
@@ -236,6 +248,7 @@ class _Ascent:
     def __init__(self, settings: AscentSettings, layers: Mapping[str, PerturbedInput], batch: int):
         self.settings, self.layers, self.batch = settings, layers, batch
         self._hidden = [name for name in layers if name != INPUT]
+        self._hidden_steps = 1 if settings.hidden.once else settings.steps
 
     def hidden_start(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Zero, or a point drawn uniformly from each ball."""
@@ -250,10 +263,10 @@ class _Ascent:
 
         Hidden ones are changed in place and `gradients` is emptied, so that no second set of activations is held.
         """
-        shared = self.settings.hidden.budget == "shared" and bool(self._hidden)
+        shared = self.settings.hidden.budget == "shared" and any(name in gradients for name in self._hidden)
         moved = self._shared_step(values, gradients) if shared else {}
         for name, value in values.items():
-            gradient = gradients.pop(name)
+            gradient = gradients.pop(name, None)
             if name in moved:
                 continue
             moved[name] = value if gradient is None else self._step(name, value, gradient)
@@ -265,7 +278,7 @@ class _Ascent:
     def _step(self, name: str, value: Tensor, gradient: Tensor) -> Tensor:
         layer, norm, settings = self.layers[name], self._norm(name), self.settings
         if name != INPUT and not settings.hidden.random_start:  # these steps cannot leave the ball
-            unit, length = layer.steepest(None, gradient, norm, self.batch), layer.radius / settings.steps
+            unit, length = layer.steepest(None, gradient, norm, self.batch), layer.radius / self._hidden_steps
             if isinstance(length, Tensor):
                 return value.addcmul_(unit.to(value.dtype), length.to(value.dtype))
             return value.add_(unit.to(value.dtype), alpha=length)
@@ -281,7 +294,7 @@ class _Ascent:
                 rows = layer.layout.rows(layer.at_allowed(gradient, self.batch), self.batch)
                 scaled[name] = rows.to(torch.promote_types(rows.dtype, torch.float32)) * layer.radius
         lengths = torch.stack([rows.norm(dim=1) for rows in scaled.values()])
-        total = lengths.norm(dim=0)[:, None] * self.settings.steps
+        total = lengths.norm(dim=0)[:, None] * self._hidden_steps
         moved = {}
         for name, rows in scaled.items():
             layer, value = self.layers[name], values[name]

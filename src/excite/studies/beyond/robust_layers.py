@@ -43,6 +43,7 @@ PGD_TWO = "PGD training, two search steps"
 SMALL = f"every layer, ρ {RHO:g}, the half of each batch with the smallest errors"
 POOR = "every layer, ρ larger where richness is missing"
 LATE, BEFORE = f"every layer, ρ {RHO:g} from half of training on", f"before each normalization, ρ {RHO:g}"
+ONCE = f"every layer, ρ {RHO:g}, all in the last search step"
 _OWN = "not in the papers"
 _HIDDEN = ("1.first", "1.second", "2.skip", "2.first", "2.second", "7")  # affine layers behind the input, in order
 _NORMS = ("1.norm1", "1.norm2", "2.norm1", "2.norm2", "3")  # normalizations of the same network
@@ -116,6 +117,7 @@ def variants(scale: OverfittingScale) -> list[Variant]:
         changed(POOR, ALL),  # its job finds the radii
         changed(LATE, ALL, hidden_stages=2),
         changed(SMALL, ALL, hidden_fraction=0.5),
+        changed(ONCE, ALL, hidden_once=True),
         changed(
             BEFORE,
             ALL,
@@ -156,6 +158,10 @@ def claims(scale: OverfittingScale) -> list[Claim]:
         Claim(
             "perturbing only the samples that the network fits best does as well as perturbing all", _OWN,
             f"{last}, {SMALL} minus {ALL}", (ALL, SMALL), lambda n: n[SMALL].test_last - n[ALL].test_last, within=0.02,
+        ),
+        Claim(
+            "hidden layers moved in the last search step alone do as well, at the cost of PGD training", _OWN,
+            f"{last}, {ONCE} minus {ALL}", (ALL, ONCE), lambda n: n[ONCE].test_last - n[ALL].test_last, within=0.02,
         ),
         Claim(
             "perturbing every layer makes the signals of the layers richer", _OWN,

@@ -136,6 +136,7 @@ class AdversarialConfig(_Section):
     layers: Literal["all"] | list[str] = "all"
     hidden_radius: Literal["auto"] | NotNegative | dict[str, NotNegative] = 0.0
     hidden_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of each batch, the samples with the smallest error
+    hidden_once: bool = False  # hidden layers move in the last step of the search alone
     hidden_stages: Annotated[int, Field(ge=2)] | None = None  # of hidden_radius: with 2 it begins at half of training
     held_out: Count | None = None  # training points that are not trained on, for hidden_radius = "auto"
     gap_target: Positive = 0.08
