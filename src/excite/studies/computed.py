@@ -154,16 +154,28 @@ class LongComputation(StoredComputation):
 
 @dataclass(frozen=True)
 class Computed:
-    """The method of such a study."""
+    """The method of such a study.
+
+    Args:
+        compute: Function of the settings of a variant, a seed and a progress callback that returns an `Outcome`; in `Jointly` or
+            `Resumable` where it takes other arguments.
+        columns: Columns of the table by the name of the value: heading and format, such as ("distance", "{:.3f}").
+        draw: Returns the figures by name, each with its caption.
+        below_figure: Text below the figure: what is drawn.
+        words: Text below the table: what its columns are.
+        settings: Sentences for the section "Settings" of the results page.
+        data: Data sets that have to be there.
+        combine: Function of all results and of their details by variant that returns the results, where some of their values depend
+            on all runs, such as thresholds tuned on some of them.
+    """
 
     compute: Compute | Jointly | Resumable
     columns: Mapping[str, tuple[str, str]]
     draw: Draw
     below_figure: str
-    words: str  # below the table
+    words: str
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
-    # (numbers, details by variant) -> numbers, where some of them depend on all runs, such as thresholds tuned on some of them
     combine: Callable[[Sequence[VariantResult], Mapping[str, Sequence[Any]]], list[VariantResult]] | None = None
 
     def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
