@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import functools
 import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch import nn
 
 import excite
+from excite._core import checks
 
 PACKAGES = (
     "excite", "excite.bounds", "excite.data", "excite.excitation", "excite.lipschitz",
@@ -74,8 +77,27 @@ def methods(cls: type) -> dict[str, Any]:
 
 
 PUBLIC = public()
+
+
+def test_names_of_the_readme_are_documented() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    names = set(re.findall(r"\bexcite(?:\.[A-Za-z_]\w*)+(?=\()", text))
+    assert names
+    documented = {id(item) for item in PUBLIC.values()}
+    assert [name for name in sorted(names) if id(pkgutil.resolve_name(name)) not in documented] == []
+
+
 FUNCTIONS = [name for name, item in PUBLIC.items() if inspect.isroutine(item)]
 CLASSES = [name for name, item in PUBLIC.items() if inspect.isclass(item)]
+
+
+ERRORS = [name for name in CLASSES if issubclass(PUBLIC[name], Exception)]
+EXCITE_ERRORS = {PUBLIC[name].__name__ for name in ERRORS}
+
+
+def written(function: Any) -> bool:
+    """Whether it stands in a file: the `__init__` of a dataclass does not."""
+    return Path(inspect.unwrap(function).__code__.co_filename).is_file()
 
 
 def missing_arguments(function: Any) -> list[str]:
@@ -107,6 +129,23 @@ def test_classes(name: str) -> None:
         assert "\nAttributes:" in text or "\nArgs:" in text or plain
         assert ">>> " in text
     assert [method for method, function in methods(cls).items() if not function.__doc__] == []
+
+
+def refuses(function: Any) -> bool:
+    """Whether the function's own lines raise, or check an argument by a function `check_…`."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    raised = [getattr(node.exc, "func", node.exc) for node in ast.walk(body) if isinstance(node, ast.Raise)]
+    called = [node.func for node in ast.walk(body) if isinstance(node, ast.Call)]
+    errors, names = ({getattr(item, "id", getattr(item, "attr", "")) for item in group} for group in (raised, called))
+    return bool(errors & EXCITE_ERRORS) or any(name.startswith("check_") for name in names)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ERRORS])
+def test_errors_that_users_can_cause(name: str) -> None:
+    item = PUBLIC[name]
+    makers = [vars(item).get(method) for method in ("__init__", "__post_init__")] if inspect.isclass(item) else [item]
+    if any(refuses(maker) for maker in makers if inspect.isfunction(inspect.unwrap(maker)) and written(maker)):
+        assert "\nRaises:" in inspect.cleandoc(item.__doc__ or "")
 
 
 def undocumented(cls: type) -> list[str]:
@@ -232,6 +271,19 @@ def test_skipped_examples_have_a_reason() -> None:
 def test_a_wrong_example_is_caught() -> None:
     test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "planted", None, None)
     assert doctest.DocTestRunner(AnyOutput(), optionflags=FLAGS).run(test, out=lambda _: None).failed == 1
+
+
+def test_an_error_without_a_section_is_caught() -> None:
+    def raising(x: object) -> None:
+        raise excite.InputError("planted")
+
+    def checking(x: object) -> None:
+        checks.check_count(x, "x")
+
+    def neither(x: object) -> None:
+        raise NotImplementedError
+
+    assert [refuses(function) for function in (raising, checking, neither)] == [True, True, False]
 
 
 def test_an_undocumented_argument_is_caught() -> None:

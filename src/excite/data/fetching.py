@@ -30,6 +30,9 @@ def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
         `root`, else the folder that the environment variable EXCITE_DATA names, else the platform's cache folder
         (``~/.cache/excite`` on Linux).
 
+    Raises:
+        InputError: If `root` is not a path.
+
     Example:
         >>> from excite.data import cache_folder
         >>> cache_folder("data").name

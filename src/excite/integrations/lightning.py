@@ -208,6 +208,9 @@ def input_of(batch: Any) -> Batch:
     Returns:
         What the model takes.
 
+    Raises:
+        InputError: If the batch is empty.
+
     Example:
         >>> input_of((x, y)) is x
         True

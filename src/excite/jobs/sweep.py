@@ -269,6 +269,9 @@ def run_sweep(
     Returns:
         The combinations from best to worst. Jobs that failed are reported in `failed`, not raised.
 
+    Raises:
+        RunError: If another process works in the folder of the sweep, or it cannot be written.
+
     Example:
         >>> sweep = read_sweep("sweep.toml", "runs/sweeps/first")  # doctest: +SKIP
         >>> print(run_sweep(sweep, workers=4))  # doctest: +SKIP

@@ -271,30 +271,63 @@ class Probe:
 
         Args:
             output: Which part of the model's return value is the output; see `excite.trace`.
+
+        Returns:
+            A new probe, or None.
         """
         return None
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
-        """Sentences about a run, from its metrics."""
+        """Sentences about a run, from its metrics, for the report.
+
+        Args:
+            history: The metrics of the run: `history["weights/norm"]` is one series, `history.layers(...)` one per layer.
+
+        Returns:
+            The findings; an empty list if there is nothing to say.
+        """
         return []
 
     def attach(self, ctx: StepContext) -> None:
-        """Called once before training."""
+        """Called once before training.
+
+        Args:
+            ctx: The model and what `excite.watch` was given, at step 0.
+        """
 
     def detach(self) -> None:
         """Called once at the end, also after an exception: leave nothing behind."""
 
     def announce(self, due: bool) -> None:
-        """Called after every step: whether the coming one will be measured. A probe with hooks can rest until then."""
+        """Called after every step. A probe with hooks can rest until a step is measured.
+
+        Args:
+            due: Whether the next step will be measured.
+        """
 
     def measure(self, ctx: StepContext) -> Measurement:
-        """Values by quantity or quantity/layer, as numbers or tensors with one element; or a `Deferred` computation of them."""
+        """Measures the quantity at one step. Must not wait for a device.
+
+        Args:
+            ctx: The model, the loss and the number of steps.
+
+        Returns:
+            Values by quantity or quantity/layer, as numbers or tensors with one element; or a `Deferred` computation of them.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to define measure(self, ctx)")
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as a nested dict of tensors and plain values."""
+        """State for a checkpoint.
+
+        Returns:
+            A nested dict of tensors and plain values.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint."""
+        """Restores the state from a checkpoint.
+
+        Args:
+            state: What `state_dict` returned.
+        """

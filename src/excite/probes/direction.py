@@ -65,6 +65,9 @@ class Direction(Probe):
         schedule: When to measure.
         window: Number of steps between the weights that are compared.
 
+    Raises:
+        InputError: If `window` is not a positive whole number.
+
     Example:
         >>> from excite.probes import Direction, Every
         >>> watch = excite.watch(model, probes=[Direction(Every(50), window=500)])

@@ -43,6 +43,9 @@ class Every:
         n: Number of steps.
         offset: The first of these steps, as a remainder of n: measurements that take long can be kept apart by it.
 
+    Raises:
+        InputError: If `n` is not a positive whole number, or `offset` not a whole number from 0.
+
     Example:
         >>> from excite.probes import Every
         >>> [step for step in range(10) if Every(4).due(step)]
@@ -166,6 +169,9 @@ class PaidSchedule(Budget):
     Args:
         fraction: Fraction of the training time, between 0 and 1.
         advance: Seconds that may be spent beyond it, early in the training.
+
+    Raises:
+        InputError: If `fraction` is not between 0 and 1, or `advance` is negative.
 
     Example:
         >>> with excite.watch(model, x, every={"rank": PaidSchedule(0.01)}) as watch:

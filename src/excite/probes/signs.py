@@ -64,6 +64,9 @@ class Signs(Probe):
         schedule: When to measure. Default: every 10 steps.
         window: Number of steps without a change that counts as stable.
 
+    Raises:
+        InputError: If `window` is not a positive whole number.
+
     Example:
         >>> from excite.probes import Every, Signs
         >>> watch = excite.watch(model, probes=[Signs(Every(1), window=1000)])

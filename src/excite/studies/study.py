@@ -134,6 +134,9 @@ class Claim:
         strength: How what is tested compares with the quote: "as said"; "threshold", where the paper gives no number; "weaker" or
             "stronger"; "ours", where the paper does not claim it. Without a quote a claim is ours.
 
+    Raises:
+        InputError: If not exactly one of `above`, `below` and `within` is given, or `kind` or `strength` is none of their words.
+
     Example:
         >>> claim = Claim("excitation shrinks the gap", "figure 1", "gap", ("plain", "excited"),
         ...               lambda n: n["excited"].gap - n["plain"].gap, below=0.0)

@@ -172,6 +172,9 @@ def alignment(weights: Sequence[Any]) -> Array:
     Returns:
         Array (L − 1,) of numbers from 0 to 1.
 
+    Raises:
+        InputError: If a weight is no matrix of numbers.
+
     Example:
         >>> import numpy as np
         >>> from excite.bounds import alignment

@@ -87,6 +87,9 @@ def smallest_eigenvalues(
     Returns:
         One `Smallest` per matrix.
 
+    Raises:
+        InputError: If a matrix is not square or not finite.
+
     Example:
         >>> from excite.probes import smallest_eigenvalues
         >>> results = smallest_eigenvalues([torch.eye(2), torch.ones(2, 2)])
