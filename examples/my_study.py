@@ -1,4 +1,4 @@
-"""A study of one's own: does training with persistent excitation widen the margins of a small network in the plane?
+"""A study of your own: does training with persistent excitation widen the margins of a small network in the plane?
 
     excite study run examples/my_study.py
     excite study show examples/my_study.py

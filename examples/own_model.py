@@ -1,4 +1,4 @@
-"""A model and a training loop of one's own, measured while it trains and afterwards.
+"""A model and a training loop of your own, measured during and after training.
 
     python own_model.py
     excite margins runs/own-model --trust     # margins of the stored weights, in the unit of the pixels
