@@ -68,4 +68,4 @@ def test_images_within_0_and_1_are_described_in_pixels():
     assert "/255 per pixel is enough" in found.headline.text
     assert "excite.margins(" in found.headline.action or "points of training" in found.headline.action  # no run to name
     plain = audit(nn.Sequential(model[1]), train=(x.flatten(1), pair[1]), units=False, margin_points=12)
-    assert "in the sup norm" in plain.headline.text
+    assert "per input value" in plain.headline.text

@@ -1,5 +1,6 @@
 """The first line, for runs whose story is known; it errs no more often than it says."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -148,10 +149,12 @@ def test_most_points_misclassified_or_never_reached():
 
 def test_a_run_in_progress():
     found = headline([from_latest(METRICS, step=1200, status="running")])
-    assert found.text.startswith("So far, at step 1,200: a change of 0.05 in the sup norm is enough")
+    assert found.text.startswith("So far, at step 1,200: a change of 0.05 per input value is enough")
     assert "gap 0.05, by chance up to 0.10" in found.text
     assert "369 training" in found.text  # from the chance level
     assert found.link == "#margin-history"
+    ended = headline([from_latest(METRICS, step=7, status="stopped")])
+    assert ended.text.startswith("In the last measurement, at step 7: a change of")
     assert found.action.startswith("Wait for the end")
     wide = headline([from_latest(METRICS | {"margin_gap/gap": 0.3, "margin_gap/median/test": 0.02})])
     assert "training overstates it, 0.05 on training data" in wide.text
@@ -160,8 +163,8 @@ def test_a_run_in_progress():
 def test_units_that_are_not_pixels():
     some = SimpleNamespace(low=-1.0, high=2.0, pixels=False)
     found = line(both(0.12, 0.12, unit=some)).text
-    assert "a change of 0.11 in the sup norm (4 % of the inputs' range) is enough" in found
-    assert line(both(0.12, 0.12, unit=None)).text.startswith("A change of 0.11 in the sup norm is enough")
+    assert "a change of 0.11 per input value (4 % of their range) is enough" in found
+    assert line(both(0.12, 0.12, unit=None)).text.startswith("A change of 0.11 per input value is enough")
 
 
 def test_runs_of_which_none_is_accurate_are_not_compared():
@@ -190,6 +193,10 @@ def test_several_runs_are_ranked_and_those_that_diverged_named():
     assert headline([RunOutcome("a"), RunOutcome("b")]).text == "Robustness was not measured in these 2 runs."
     alike = [from_margins(both(0.05, 0.05, seed), label=name) for name, seed in (("a", 1), ("b", 2))]
     assert headline(alike).text.startswith("Undecided which of 2 is most robust: ")
+    assert headline(alike).action.startswith("Measure more points, 500 points of each part, or train more seeds")
+    assert found.action == "Continue with b, and verify it in another norm: excite.margins with norm='2'."
+    stored = [replace(outcome, measurable=True) for outcome in outcomes]
+    assert headline(stored).action.endswith("in another norm: excite margins RUN --norm 2.")
 
 
 def test_runs_of_one_distribution_show_a_gap_as_rarely_as_stated():

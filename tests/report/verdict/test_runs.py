@@ -100,7 +100,7 @@ def test_margins_in_progress_are_in_the_unit_of_the_data(tmp_path):
             run.log(7, {"margin_gap/median/test": 10 / 255, "margin_gap/chance": 0.1})
     found = [headline(outcome(tmp_path / name)).text for name in "abc"]
     assert "a change of 10/255 per pixel is enough" in found[0]
-    assert "a change of 0.039 in the sup norm is enough" in found[1]
+    assert "a change of 0.039 per input value is enough" in found[1]
     assert found[1] == found[2]
 
 

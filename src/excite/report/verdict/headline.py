@@ -81,7 +81,8 @@ def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
     if category in ("good", "note") and (agrees is False or doubtful):
         category = "warning"
     if not outcome.final:
-        robust = f"So far{f', at step {outcome.step:,}' if outcome.step else ''}: {robust[0].lower()}{robust[1:]}"
+        when = "So far" if outcome.status == "running" else "In the last measurement"
+        robust = f"{when}{f', at step {outcome.step:,}' if outcome.step else ''}: {robust[0].lower()}{robust[1:]}"
     text = f"{robust}; {gap}. {sure}" if gap else f"{robust}. {sure}"
     action, page = _action(outcome, category, agrees, name)
     return Headline(category, text, action, _CHART if outcome.final else _PANEL, docs_url(page))
@@ -244,7 +245,7 @@ def _several(outcomes: Sequence[RunOutcome], name: str) -> Headline:
     return Headline(
         "warning" if diverged else "note",
         f"{_order(measured, len(rows))}{diverged_text}",
-        _next(measured),
+        _next(measured, name),
         _CHART if measured[0].outcome.final else _PANEL,
         docs_url("serve.md#comparing-runs"),
     )
@@ -290,10 +291,15 @@ def _order(rows: Sequence[Ranked], total: int) -> str:
     return f"{text}."
 
 
-def _next(rows: Sequence[Ranked]) -> str:
+def _next(rows: Sequence[Ranked], name: str) -> str:
     best = [row for row in rows if row.rank == 1]
+    measurable = all(row.outcome.measurable for row in best)
+    command = f"excite margins {name}" if measurable else "excite.margins with"
     if any(row.outcome.verified is False for row in best):
-        return "Search longer where the search shows signs of failure (--steps 500): its margins may be smaller."
+        steps = "--steps 500" if measurable else "SearchOptions(steps=500)"
+        return f"Search longer where the search shows signs of failure, {command} {steps}: its margins may be smaller."
     if len(best) > 1:
-        return "Measure more points (--points 500), or train more seeds, to tell them apart."
-    return f"Continue with {best[0].outcome.label}, and verify it in another norm (--norm 2)."
+        points = f"{command} --points 500" if measurable else "500 points of each part"
+        return f"Measure more points, {points}, or train more seeds, to tell them apart."
+    norm = "--norm 2" if measurable else "norm='2'"
+    return f"Continue with {best[0].outcome.label}, and verify it in another norm: {command} {norm}."

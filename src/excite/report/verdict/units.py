@@ -35,22 +35,23 @@ def describe(value: float, norm: str, unit: InputUnit | None = None) -> str:
 
     Args:
         value: The size.
-        norm: "inf" or "2".
+        norm: "inf", "2" or "1".
         unit: Range of the inputs, or None if it is not known.
 
     Returns:
-        "9/255 per pixel" for images in the sup norm, else "0.12 in the sup norm (4 % of the inputs' range)".
+        "9/255 per pixel" for images in the sup norm, "0.12 per input value (4 % of their range)" for other inputs, and
+        "0.5 in Euclidean distance (2-norm)" in the other norm.
     """
     if not math.isfinite(value):
         return "no size that was tried"
     if norm == "inf" and unit is not None and unit.pixels:
         return short(value, norm, unit)
+    if norm == "2":
+        return f"{_digits(value)} in Euclidean distance (2-norm)"
     if norm != "inf":
         return f"{_digits(value)} in the {norm}-norm"
     relative = fraction(value, norm, unit)
-    return f"{_digits(value)} in the sup norm" + (
-        "" if relative is None else f" ({_percent(relative)} of the inputs' range)"
-    )
+    return f"{_digits(value)} per input value" + ("" if relative is None else f" ({_percent(relative)} of their range)")
 
 
 def short(value: float, norm: str, unit: InputUnit | None = None) -> str:
