@@ -37,6 +37,12 @@ def test_the_probe_records_the_loss_of_every_step() -> None:
         ((4.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0), ["note"], "The loss went from 4 to 2; it has been lower, 1 at step 3."),
         ((2.0, 1.0, 1.0, 1.0, 8.0, 8.0, 8.0), ["warning"], "training diverges"),
         ((1.0, 1.1, 0.9, 1.05, 0.95, 1.0), ["note"], "did not change beyond its noise: 1 at first, 1 now."),
+        (
+            (2.3, 9e5, *(160.0 - i / 40 for i in range(398))),
+            ["note"],
+            "from 160 to 150. It jumped there from 2.3 at the first step.",
+        ),
+        ((2.3, *[150.0] * 399), ["note"], "150 at first, 150 now. It jumped there from 2.3 at the first step."),
         ((2.0, math.nan, 1.0), ["warning", "note"], "not a finite number at step 1"),
         ((2.0,), [], ""),
     ],

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import ks_2samp, kstwobign
 
 from excite.report.verdict.outcome import chance_level, divergence, from_latest, from_margins, median_of, standing
+from excite.runs.reader import Overview
 
 from .planted import both
 
@@ -91,5 +92,16 @@ def test_losses_of_single_samples_vary_and_do_not_diverge():
 
 
 def test_diverged_replaces_every_other_status():
-    assert standing("done", None, FALLS, (NAN,), 901) == ("diverged", "the loss is not a finite number since step 901")
-    assert standing("failed", "why", FALLS, FALLS) == ("failed", "why")
+    broken = Overview(loss_first=FALLS, loss_last=(NAN,), broken_at=901)
+    assert standing("done", None, broken) == ("diverged", "the loss is not a finite number since step 901")
+    assert standing("failed", "why", Overview(loss_first=FALLS, loss_last=FALLS)) == ("failed", "why")
+
+
+@pytest.mark.parametrize(("margin", "diverged"), [(0.0, True), (0.02, False), (None, False)])
+def test_an_easy_first_batch_is_told_apart_by_the_margin(margin, diverged):
+    first, last = (2.3, *[900.0] * 19), (150.0,) * 20
+    assert divergence(first, last, margin=margin) == ("the loss rose from 2.3 to 150" if diverged else "")
+    latest = {} if margin is None else {"margin_gap/median/test": margin}
+    found, _ = standing("done", None, Overview(loss_first=first, loss_last=last, latest=latest))
+    assert found == ("diverged" if diverged else "done")
+    assert divergence((2.3,) * 20, (2.4,) * 20, margin=0.0) == ""  # it does not learn, which is another finding

@@ -28,9 +28,9 @@ from excite.report.live.tasks import sweeps
 from excite.report.margin_history import margin_history
 from excite.report.page import ASSETS, SCRIPTS, asset, compile_templates, details, render
 from excite.report.verdict.contents import first_line, to_json
-from excite.report.verdict.outcome import standing
+from excite.report.verdict.outcome import TEST_MEDIAN, standing
 from excite.report.view import MAX_METRICS, POINTS, alerts, describe, draw, findings, run_findings, select
-from excite.runs.reader import loss_ends, read_status
+from excite.runs.reader import overview, read_status
 
 MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
 _TEMPLATES = ("live.html.j2", "verdict.html.j2", "history.html.j2", "panels.html.j2", "base.html.j2", "list.html.j2")
@@ -166,7 +166,7 @@ def _current(
     shown = runs.shown(chosen)
     heads = []
     for name, run in zip(chosen, shown):
-        status, reason = standing(*read_status(runs.path(name), runs.real), *loss_ends(run.follower))
+        status, reason = standing(*read_status(runs.path(name), runs.real), overview(run.follower, (TEST_MEDIAN,), ()))
         last = run.follower.last()
         heads.append(
             {

@@ -163,7 +163,7 @@ class Runs:
 
     def _shown(self, name: str, status: str, reason: str | None, metrics: Overview) -> RunRow:
         """The row of a run with these last values; margins that were stored at the end are read from its folder."""
-        status, reason = standing(status, reason, metrics.loss_first, metrics.loss_last, metrics.broken_at)
+        status, reason = standing(status, reason, metrics)
         outcome = stored_outcome(self.path(name), self._real)
         if not outcome.medians:
             latest = from_latest(metrics.latest)

@@ -16,6 +16,7 @@ from excite.margin.gap import Gap
 from excite.report.collect import fractions, not_fractions
 from excite.report.curves import widest_gap
 from excite.report.verdict.units import InputUnit, short, unit_of
+from excite.runs.reader import Overview
 
 Array = npt.NDArray[np.float64]
 PROBE = "margin_gap"  # name of the probe that measures both parts while a network trains
@@ -23,6 +24,7 @@ SUMMARY = tuple(
     f"{PROBE}/{name}"
     for name in ("median/train", "median/test", "low/train", "low/test", "accuracy/train", "accuracy/test", "gap", "chance")
 )  # fmt: skip
+TEST_MEDIAN = f"{PROBE}/median/test"
 EXPLODED = 10.0  # times the loss at the start, above which a training has diverged
 SMALLEST = 0.1  # a loss that starts below it is taken to start there
 _LEVEL = 0.95
@@ -223,13 +225,16 @@ def hardly(classes: int) -> float:
     return 1 / classes + 0.2 * (1 - 1 / classes)
 
 
-def divergence(first: Sequence[float], last: Sequence[float], running: bool = False) -> str:
+def divergence(
+    first: Sequence[float], last: Sequence[float], running: bool = False, margin: float | None = None
+) -> str:
     """How a training diverged, from the first and the last values of its loss; empty if it did not.
 
     It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), if the
     median of the last values is more than ten times that of the first, or if all of the last values are more than a hundred times
-    the very first one, ten times where the first values hold one 1,000 times as large: with a learning rate far too high, the second
-    step diverges, and the loss may settle far below that peak. That factor is larger where the last values differ among themselves
+    the very first one, ten times where the first values hold one 1,000 times as large, or where the median margin of test points is 0,
+    so that most of them are misclassified: with a learning rate far too high, the second
+    step diverges, and the loss may settle far below that peak; where the first batch was merely an easy one, the network has learned something. That factor is larger where the last values differ among themselves
     by more, as the losses of single samples do. What is compared with counts as 0.1 if it is smaller: a loss that
     starts near zero, such as that of a student that starts as its teacher or of an easy first batch, has no scale to rise from.
     """
@@ -251,25 +256,26 @@ def divergence(first: Sequence[float], last: Sequence[float], running: bool = Fa
     if begun.size and 0 < begun[0] < math.inf:  # it may have risen within the first steps
         initial = max(float(begun[0]), SMALLEST)
         spread = float(np.max(ended[np.isfinite(ended)])) / minimum if minimum > 0 else math.inf
-        if math.inf > minimum > max(EXPLODED if peak > EXPLODED**3 * initial else EXPLODED**2, spread) * initial:
+        if (
+            math.inf
+            > minimum
+            > max(EXPLODED if peak > EXPLODED**3 * initial or margin == 0 else EXPLODED**2, spread) * initial
+        ):
             return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 
 
-def standing(
-    status: str, reason: str | None, first: Sequence[float], last: Sequence[float], broken_at: int | None = None
-) -> tuple[str, str | None]:
+def standing(status: str, reason: str | None, metrics: Overview) -> tuple[str, str | None]:
     """Status and reason of a run on a page: "diverged" replaces any other status of a run that did.
 
     Args:
         status: Status in run.json.
         reason: Reason in run.json.
-        first: The first values of the loss.
-        last: The last values of the loss.
-        broken_at: The first step at which the loss was not finite, if that is known.
+        metrics: The first and the last values of its loss, and the last median margin of test points if it was measured.
     """
-    how = divergence(first, last, running=status == "running")
+    margin = metrics.latest.get(TEST_MEDIAN)
+    how = divergence(metrics.loss_first, metrics.loss_last, running=status == "running", margin=margin)
     if not how:
         return status, reason
-    since = f" since step {broken_at:,}" if broken_at is not None and "finite" in how else ""
+    since = f" since step {metrics.broken_at:,}" if metrics.broken_at is not None and "finite" in how else ""
     return "diverged", f"{how}{since}"

@@ -61,7 +61,7 @@ def _is_discrete(config: Mapping[str, Any]) -> bool:
 
 def run_standing(run: RunData, overview: Overview) -> tuple[str, str | None]:
     """Status and reason of a run: "diverged" if it did."""
-    return standing(run.status, run.reason, overview.loss_first, overview.loss_last, overview.broken_at)
+    return standing(run.status, run.reason, overview)
 
 
 def classes(wiring: Mapping[str, Any] | None) -> int | None:

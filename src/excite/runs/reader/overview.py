@@ -94,11 +94,6 @@ def overview(follower: MetricsReader, names: Sequence[str], sparks: Sequence[str
     return follower.read_together(lambda ask: _overview(ask, names, sparks))
 
 
-def loss_ends(follower: MetricsReader) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The first and the last values of the loss, at most 20 each, without reading those between."""
-    return follower.read_together(_loss_ends)
-
-
 def _overview(ask: Ask, names: Sequence[str], sparks: Sequence[str]) -> Overview:
     step, when = checked_last(ask(LAST, ()).fetchone()) or (None, None)
     latest = {}
