@@ -111,8 +111,11 @@ def test_a_data_set_of_excite_has_both_parts():
         ({"x": X}, "expected a pair of tensors"),
         (7, "expected a pair of tensors"),
         (X, "expected a pair of tensors"),
+        ((X, None), "labels y as a tensor or array of class indices; got None for y"),
+        ((X, ["cat"] * len(X)), "labels y as a tensor or array"),
+        ((X,), "got a tuple of 1"),
     ],
-    ids=range(14),
+    ids=range(17),
 )
 def test_what_cannot_be_sampled_is_refused_in_one_line(source, match):
     if match is None:  # (x, y, z) with one number per point as y: taken as labels

@@ -111,6 +111,13 @@ def _draw(source: Any, split: str, max_points: int, generator: np.random.Generat
         _check_pair(x, y, split)
         chosen = torch.from_numpy(_choose(len(x), _affordable(x, max_points), generator)).to(x.device)
         return Points(_own(x[chosen]), _own(y.to(x.device)[chosen]).reshape(-1))
+    if isinstance(source, tuple | list) and source and _is_array(source[0]) and source[0].ndim > 0:
+        labels = (
+            f"got {shown(source[1])} for y" if len(source) == 2 else f"got a {type(source).__name__} of {len(source)}"
+        )
+        raise InputError(
+            f"{split}: expected a pair (x, y) with the labels y as a tensor or array of class indices; {labels}"
+        )
     if isinstance(source, DataLoader):
         return _from_loader(source, split, max_points, generator)
     if isinstance(source, Iterator):

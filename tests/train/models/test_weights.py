@@ -1,6 +1,7 @@
 """Files of weights: what is read, what is refused, and which names do not fit."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_safetensors_and_checkpoints(tmp_path):
     assert (stored.step, stored.state.keys()) == (5, state.keys())
     with pytest.raises(RunError, match="holds no model"):
         read_weights(other.path)
+
+
+def test_torchscript_is_refused_in_words_of_its_own(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on Python 3.14
+        torch.jit.save(torch.jit.script(nn.Linear(2, 1)), str(tmp_path / "w.pt"))
+    with pytest.raises(InputError, match="is refused: it is a TorchScript archive") as error:
+        read_weights(tmp_path / "w.pt")
+    assert "weights_only" not in str(error.value)
 
 
 @pytest.mark.parametrize("how", ["alone", "inside", "old", "module"])

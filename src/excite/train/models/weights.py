@@ -71,6 +71,10 @@ def _torch_load(path: Path) -> Any:
             "store model.state_dict(), or safetensors"
         ) from error
     except Exception as error:  # whatever a damaged file leads to
+        if "TorchScript" in str(error):  # PyTorch's own message advises to load it unsafely
+            raise InputError(
+                f"{path} is refused: it is a TorchScript archive, which holds code: store model.state_dict(), or safetensors"
+            ) from error
         raise RunError(f"{path} cannot be read as weights: {first_line(error)}") from error
 
 
