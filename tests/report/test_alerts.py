@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from excite.report.alerts import group_keys, grouped
-from excite.report.view import RunView, findings
+from excite.report.view import RunView, findings, run_findings
 from excite.runs import Run
 from excite.runs.reader import MetricsReader
 
@@ -18,12 +18,10 @@ def groups(alerts):
 
 def test_twelve_layers_are_one_line():
     (one,) = groups(TWELVE)
-    found = one.to_dict("run")
-    assert found["text"].startswith("Effective rank collapsed in 12 layers: ")
-    assert "and 9 more (steps 100 to 120)." in found["text"]
-    assert (found["count"], found["step"], found["link"]) == (12, 100, "#panel-ranks")
-    assert found["action"].startswith("Lower the learning rate")
-    assert found["docs"] == "docs/alerts.md#what-to-do"
+    assert one.text.startswith("Effective rank collapsed in 12 layers: ")
+    assert "and 9 more (steps 100 to 120)." in one.text
+    assert (one.finding.text, one.finding.panel, one.finding.docs) == (one.text, "ranks", "alerts.md#what-to-do")
+    assert one.finding.action.startswith("Lower the learning rate")
 
 
 def test_each_rule_and_quantity_is_a_group_in_the_order_of_time():
@@ -34,7 +32,7 @@ def test_each_rule_and_quantity_is_a_group_in_the_order_of_time():
     assert "was not finite (step 7)." in found[0].text
     assert found[2].text == "Mine: Own (step 300)."
     assert found[3].text == "Mine/q was above its limit in layer a (step 400)."
-    assert all(one.to_dict("")["action"] for one in found)
+    assert all(one.finding.action for one in found)
     assert len(group_keys([*TWELVE, "alert/NotFinite/loss/step", "loss/step"])) == 2
 
 
@@ -55,3 +53,4 @@ def test_alerts_are_among_the_findings_unless_one_says_it(tmp_path):
     assert [one["link"] for one in found if one["kind"] == "warning"] == ["#panel-other-own", "#panel-ranks"]
     assert found[1]["docs"] == "docs/richness.md#quantities-of-a-layer"
     assert found[1]["action"].startswith("Lower the learning rate")
+    assert [finding.text for finding in run_findings(RunView(follower, "run", 0))] == [one["text"] for one in found]

@@ -205,6 +205,8 @@ def test_another_sample_is_a_mark_of_its_own(runs, look, tmp_path, width):
     assert page.evaluate(colours, "chart-margin_gap") == [["train", 0], ["test", 1]]
     assert dict(page.evaluate(colours, "chart-median-margins"))["64 test points"] == 1
     assert page.locator("#panel-other-alert").count() == 0  # alerts are sentences
+    said = page.locator("#findings li").all_inner_texts()
+    assert len([text for text in said if "was above its limit" in text]) == 1
 
 
 @pytest.mark.slow

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from excite.monitor.alerts import advice
-from excite.probes.findings import MAX_NAMED
-from excite.report.panels import ALERT, anchor, panel_of, split
+from excite.probes.findings import MAX_NAMED, Finding
+from excite.report.panels import ALERT, panel_of, split
 from excite.report.subsample import Series
-from excite.report.verdict.links import docs_url
 
 _TEXTS = {
     "NotFinite": "{what} was not finite",
@@ -52,13 +50,10 @@ class AlertGroup:
         first, last = min(self.steps), max(self.steps)
         return f"{said} ({f'steps {first:,} to {last:,}' if last > first else f'step {first:,}'})."
 
-    def to_dict(self, run: str) -> dict[str, Any]:
-        """Fields for JSON; `run` is the label of the run."""
-        panel, _ = panel_of(self.key)
-        return {
-            "run": run, "kind": "warning", "text": self.text, "action": advice(self.rule, self.key), "link": anchor(panel),
-            "docs": docs_url("alerts.md#what-to-do"), "count": len(self.names), "names": list(self.names), "step": min(self.steps),
-        }  # fmt: skip
+    @property
+    def finding(self) -> Finding:
+        """The line as a finding, with what to do."""
+        return Finding("warning", self.text, advice(self.rule, self.key), panel_of(self.key)[0], "alerts.md#what-to-do")
 
 
 def group_keys(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from excite.report.panels import WHOLE
 from excite.report.verdict import Headline, verdict
 from excite.report.verdict.contents import first_line, to_json
 from excite.report.verdict.runs import overviews
-from excite.report.view import RunView, alerts, describe, draw, findings, run_findings
+from excite.report.view import RunView, describe, draw, findings, run_findings
 from excite.runs.reader import MetricsReader
 
 STYLES = ("uplot.css", "page.css")
@@ -141,7 +141,6 @@ def _render(report: Report, title: str) -> str:
             "panels": panels,
             "data": data,
             "findings": findings(named),
-            "alerts": alerts(named),
             "margins": margin_history(shown),
         }
     finally:

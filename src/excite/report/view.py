@@ -175,38 +175,25 @@ def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np
 
 
 def findings(runs: Sequence[RunView], limit: int | None = None) -> list[dict[str, str]]:
-    """Findings about each run, in sentences. With `limit`, from at most that many metrics of a run: a last sentence says so.
-
-    Alerts come first, one line per rule and quantity, unless a finding warns of the same panel.
-    """
-    return [word for run in runs for word in _words(run, limit)]
-
-
-def _words(run: RunView, limit: int | None) -> list[dict[str, str]]:
-    result = [
+    """Findings about each run, in sentences, as `run_findings` orders them."""
+    return [
         {
             "run": run.label, "kind": finding.kind, "text": finding.text, "action": finding.action,
             "link": anchor(finding.panel) if finding.panel else "", "docs": docs_url(finding.docs),
         }
+        for run in runs
         for finding in run_findings(run, limit)
     ]  # fmt: skip
-    warned = {sentence["link"] for sentence in result if sentence["kind"] == "warning"}
-    raised = [
-        {key: sentence[key] for key in ("run", "kind", "text", "action", "link", "docs")}
-        for sentence in alerts([run])
-        if sentence["link"] not in warned
-    ]
-    return [*raised, *result]
-
-
-def alerts(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """Alerts of each run, one entry per rule and quantity."""
-    return [group.to_dict(run.label) for run in runs for group in grouped(run.follower.names(), run.follower.series)]
 
 
 def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
-    """The findings about one run, warnings first."""
+    """The findings about one run. With `limit`, from at most that many of its metrics: a last sentence says so.
+
+    Alerts come first, one line per rule and quantity. Where a finding warns of the same panel, it stands in their place. Other
+    warnings follow, then what went well, then notes.
+    """
     names: Collection[str] = run.follower.names()
+    raised = [group.finding for group in grouped(names, run.follower.series)]
     count, left_out = len(names), 0
     if limit is not None and count > limit:
         names, left_out = select_names(names, limit, run.order)
@@ -215,7 +202,10 @@ def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
         stated.append(
             Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")
         )
-    return stated
+    warned = {finding.panel for finding in stated if finding.kind == "warning"}
+    alerted = {finding.panel for finding in raised}
+    stated.sort(key=lambda finding: not (finding.kind == "warning" and finding.panel in alerted))
+    return [*(finding for finding in raised if finding.panel not in warned), *stated]
 
 
 def _order(runs: Sequence[RunView]) -> tuple[str, ...]:

@@ -72,6 +72,11 @@ def test_margins_that_were_not_measured():
     assert stored.text == "Robustness was not measured. Most important otherwise: The loss has risen."
     assert stored.action == "Measure it: excite margins runs/a."
     assert stored.link == "#panel-losses"
+    many = Finding(
+        "warning", f"The inputs of 26 layers lost rank: {'layer.1 from 15 to 1; ' * 9}and more.", panel="ranks"
+    )
+    text = headline([RunOutcome()], many).text
+    assert text == "Robustness was not measured. Most important otherwise: The inputs of 26 layers lost rank."
     bare = headline([RunOutcome()])
     assert bare.kind == "note"
     assert "train=(x, y) and test=(x, y) to excite.watch" in bare.action

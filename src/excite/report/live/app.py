@@ -29,7 +29,7 @@ from excite.report.margin_history import margin_history
 from excite.report.page import ASSETS, SCRIPTS, asset, compile_templates, details, render
 from excite.report.verdict.contents import first_line, to_json
 from excite.report.verdict.outcome import TEST_MEDIAN, standing
-from excite.report.view import MAX_METRICS, POINTS, alerts, describe, draw, findings, run_findings, select
+from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, run_findings, select
 from excite.runs.reader import overview, read_status
 
 MAX_COMPARED, MAX_KEYS, FIRST_PANELS = 12, 64, 3
@@ -199,7 +199,7 @@ def _verdict_data(runs: Runs, request: Request) -> Response:
 
 
 def _verdict(runs: Runs, chosen: list[str], words: bool = True) -> dict[str, Any]:
-    """The first line, the ranking of several runs, the settings that differ; with `words` also alerts and findings."""
+    """The first line, the ranking of several runs, the settings that differ; with `words` also what the findings say."""
     shown = runs.shown(chosen)
     variants = [
         replace(variant, name=runs.label(name)) for name in chosen for variant in collect([runs.path(name)], runs.real)
@@ -208,7 +208,7 @@ def _verdict(runs: Runs, chosen: list[str], words: bool = True) -> dict[str, Any
     line, outcomes = first_line(variants, runs.overviews(chosen), worst)
     result = to_json(line, outcomes, variants)
     if words:
-        result |= {"alerts": alerts(shown), "html": render("verdict.html.j2", **result)}
+        result["html"] = render("verdict.html.j2", **result)
     return result
 
 

@@ -281,12 +281,12 @@
     return found;
   }
 
-  function showFindings(findings, alerts = []) {
+  function showFindings(findings) {
     const marks = { warning: "Warning:", good: "Good:" };
-    const every = [...alerts, ...findings], runs = [...new Set(every.map((one) => one.run))];
+    const runs = [...new Set(findings.map((one) => one.run))];
     const lists = runs.map((run) => {
       const list = element("ul");
-      for (const one of every.filter((each) => each.run === run)) {
+      for (const one of findings.filter((each) => each.run === run)) {
         const item = element("li", { class: one.kind });
         if (marks[one.kind]) item.append(element("b", {}, marks[one.kind]));
         item.append(one.text, ...(one.action ? [" ", element("span", { class: "todo" }, one.action)] : []), ...links(one));
@@ -298,8 +298,8 @@
       head.textContent = run;
       return element("div", {}, head, list);
     });
-    byId("findings").hidden = every.length === 0;
-    const place = byId("findings-list"), key = JSON.stringify(every);
+    byId("findings").hidden = findings.length === 0;
+    const place = byId("findings-list"), key = JSON.stringify(findings);
     place.classList.toggle("side", lists.length > 1);
     if (place.dataset.shown !== key) { place.dataset.shown = key; place.replaceChildren(...lists); }
   }
@@ -310,7 +310,7 @@
   if (frozen !== null) {
     update(frozen);
     figures(frozen.figures);
-    showFindings(frozen.findings, frozen.alerts);
+    showFindings(frozen.findings);
     return;
   }
 
@@ -381,9 +381,9 @@
     const started = performance.now();
     if (state.version !== saidVersion && started > sayAgain) {
       saidVersion = state.version;
-      const asked = ask("/api/verdict").catch(() => ({ alerts: [], html: "" })); // findings are shown in any case
+      const asked = ask("/api/verdict").catch(() => ({ html: "" })); // findings are shown in any case
       const { findings } = await ask("/api/findings"), said = await asked;
-      showFindings(findings, said.alerts);
+      showFindings(findings);
       const place = byId("verdict-place");
       if (said.html && place.dataset.shown !== said.html) { place.dataset.shown = said.html; place.innerHTML = said.html; cards(place); } // made and escaped by the server's templates
       sayAgain = performance.now() + Math.max(WORDS_WAIT, 5 * (performance.now() - started));

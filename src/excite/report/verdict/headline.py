@@ -18,6 +18,7 @@ Kind = Literal["good", "note", "warning", "bad", "diverged"]
 ROBUST, FRAGILE = 8 / 255, 2 / 255  # of the inputs' range, in the sup norm
 EXCLUDED = 0.2  # a gap above this has to be excluded before training is said to agree with test
 MIN_POINTS = 100  # per part; below, the first line asks for more
+_LONG = 160  # characters of a finding that the first line repeats
 _CHART, _PANEL = "#chart-margins", "#margin-history"
 
 
@@ -105,7 +106,9 @@ def _unmeasured(outcome: RunOutcome, worst: Finding | None, name: str) -> Headli
     if outcome.status == "failed":
         text = f"The run failed: {outcome.reason or 'no reason is known'}. {text}"
     if worst is not None:
-        text += f" Most important otherwise: {worst.text}"
+        head, colon, _ = worst.text.partition(": ")
+        listed = colon and len(worst.text) > _LONG  # many layers: the findings name them
+        text += f" Most important otherwise: {head + '.' if listed else worst.text}"
     warned = outcome.status == "failed" or (worst is not None and worst.kind == "warning")
     link = anchor(worst.panel) if worst is not None and worst.panel else ""
     return Headline("warning" if warned else "note", text, how, link, docs_url("margins.md"))
