@@ -11,7 +11,7 @@ from excite._core.checks import check_count, check_number, is_number, is_whole, 
 from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite.errors import InputError
 
-_HALF = 2.0  # seconds of training until half of the advance of a `PaidSchedule` may be spent
+_HALF = 0.5  # seconds of training until half of the advance of a `PaidSchedule` may be spent
 _STRETCHES = 40  # between measurements, over which a step's typical time is taken
 
 
@@ -162,9 +162,12 @@ class Budget:
 class PaidSchedule(Budget):
     """As often as a fraction of the training time pays for the measurements of its own probes.
 
-    First before training, which does not count, then each time once what they have cost so far and the next one are paid for. Unlike
-    with `Budget` other probes do not count, and nothing is measured that is not paid for, however many steps pass. After t seconds
-    of training fraction · t + advance · t / (t + 2) seconds may have been spent: with an advance short trainings are measured, too.
+    First before training, which does not count, then each time once what they have cost so far and the next one are paid for. The next
+    one is expected to cost as much as the last one, half as much after the first one, which fills caches. Unlike with `Budget` other
+    probes do not count, and nothing is measured that is not paid for, however many steps pass. After t seconds of training fraction · t
+    + advance · t / (t + 0.5) seconds may have been spent: with an advance short trainings are measured, too. Where less was spent, as
+    after a first measurement that was slow, the rest is not spent at once: the next measurement follows after half of the steps that
+    pay for it at the earliest.
 
     Args:
         fraction: Fraction of the training time, between 0 and 1.
@@ -200,16 +203,20 @@ class PaidSchedule(Budget):
         missing = self.spent + self.cost - self.fraction * trained - self.advance * trained / (trained + _HALF)
         if missing <= 0:
             return step
-        earned = (self.fraction + self.advance * _HALF / (trained + _HALF) ** 2) * trained / steps  # by a step
-        return step + min(max(1, math.ceil(missing / earned)), max(8, steps))
+        return step + min(max(1, math.ceil(missing / self._earned(steps, trained))), max(8, steps))
 
     def plan(self, step: int, steps: int, cost: float, spent: float, trained: float) -> int:
         """The step at which to ask again whether a measurement is paid for."""
-        self.cost = cost
+        self.cost = cost if steps else cost / 2
         if steps < 1:
             return step + 1
         self.spent += cost
-        return max(step + 1, self.postpone(step, steps, trained))
+        apart = math.ceil(0.5 * cost / self._earned(steps, trained)) if trained > 0 else 1
+        return max(step + max(1, apart), self.postpone(step, steps, trained))
+
+    def _earned(self, steps: int, trained: float) -> float:
+        """Seconds of measuring that one more step pays for."""
+        return (self.fraction + self.advance * _HALF / (trained + _HALF) ** 2) * trained / steps
 
     def __repr__(self) -> str:
         return f"PaidSchedule({self.fraction}{f', advance={self.advance:g}' if self.advance else ''})"
