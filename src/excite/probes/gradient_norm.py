@@ -15,6 +15,8 @@ from excite.probes.findings import Finding, MetricSeries, Panel, binned_median, 
 
 _GREW = 0.9  # relative change of the norm above which there is a warning: ten times as large
 _SPREAD = 1e4  # between the largest and the smallest layer
+_CLIP = "Clip gradients, or lower the learning rate."
+_VANISH = "Use normalization, residual connections or another initialization, so that these layers are trained."
 
 
 class GradientNorm(Probe):
@@ -122,20 +124,20 @@ class GradientNorm(Probe):
         total = history["gradient/norm"]
         step, up = first_nonfinite(total), rise(total)
         if step is not None:
-            return [Finding("warning", f"The gradient is not finite at step {step:,}.")]
+            return [Finding("warning", f"The gradient is not finite at step {step:,}.", _CLIP)]
         if up is None:
             return []
         result = []
         if up.before > 0 and up.clear and up.fraction > _GREW:
             text = f"The norm of the gradient grew from {number(up.before)} to {number(up.now)} {since(up)}"
-            result.append(Finding("warning", f"{text}.", "Clip gradients, or lower the learning rate."))
+            result.append(Finding("warning", f"{text}.", _CLIP))
         medians = {layer: binned_median(s)[1] for layer, s in history.layers("gradient/norm").items()}
         last = {layer: float(np.median(values[-3:])) for layer, values in medians.items() if len(values)}
         if last:
             low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
             text = f"The norm of the gradient is {number(last[low])} in layer {low} and {number(last[high])} in layer {high}"
             if last[high] > _SPREAD * last[low]:
-                result.append(Finding("warning", f"{text}: gradients vanish on their way to {low}."))
+                result.append(Finding("warning", f"{text}: gradients vanish on their way to {low}.", _VANISH))
             elif len(last) > 1:
                 result.append(Finding("note", f"{text}, all others in between."))
         return result

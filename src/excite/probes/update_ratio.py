@@ -148,10 +148,22 @@ class UpdateRatio(Probe):
         if fast:
             more = f" and {len(fast) - MAX_NAMED} more layers" if len(fast) > MAX_NAMED else ""
             text = f"One step changes the weights of {', '.join(fast[:MAX_NAMED])}{more} of their norm"
-            results.append(Finding("warning", f"{text}: the learning rate is large for them."))
+            results.append(
+                Finding(
+                    "warning",
+                    f"{text}: the learning rate is large for them.",
+                    "Lower the learning rate, or warm it up.",
+                )
+            )
         if still:
             more = f" and {len(still) - MAX_NAMED} more" if len(still) > MAX_NAMED else ""
-            results.append(Finding("warning", f"The weights of {', '.join(still[:MAX_NAMED])}{more} do not change."))
+            results.append(
+                Finding(
+                    "warning",
+                    f"The weights of {', '.join(still[:MAX_NAMED])}{more} do not change.",
+                    "Check that they are trained: in the optimizer, with requires_grad, and reached by the loss.",
+                )
+            )
         total = binned_median(history["update/ratio"])[1]
         if len(total) and not fast:
             results.append(

@@ -63,7 +63,7 @@ def test_doubts_are_said(tmp_path):
     assert "failed: because" in text
     with Run.create(tmp_path / "bare", {}) as run:
         run.log(0, {"loss/step": 1.0})
-    assert "No margins were measured" in verdict(collect([tmp_path / "bare"]))[0]
+    assert "No margins are stored" in verdict(collect([tmp_path / "bare"]))[0]
     page = make_report([tmp_path / "bare"]).write(tmp_path / "bare.html").read_text()
     assert "Loss" in page
     assert 'id="summary"' not in page, "a table of dashes says nothing"

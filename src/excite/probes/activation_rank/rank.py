@@ -354,14 +354,16 @@ def _units(history: MetricSeries) -> list[Finding]:
     directions_lost, named_layers = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
     for layer, text in directions_lost.items():
         if layer not in named_layers:
-            result.append(Finding("warning", f"In layer {layer}, {text} by the example."))
+            result.append(Finding("warning", f"In layer {layer}, {text} by the example.", _EXCITE))
     for layer, series in _series(history, "rank/deficient").items():
         up = rise(series)
         if up is not None and layer not in directions_lost and up.clear and up.now - up.before >= 0.05:
             text = f"In layer {layer}, {up.now:.0%} of the units are not excited by the example, {up.before:.0%} at best before"
             result.append(
                 Finding(
-                    "warning", f"{text} ({since(up)}): nothing in training bounds their weights along some directions."
+                    "warning",
+                    f"{text} ({since(up)}): nothing in training bounds their weights along some directions.",
+                    _EXCITE,
                 )
             )
     return result

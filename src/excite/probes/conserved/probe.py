@@ -177,7 +177,8 @@ def _balance(history: MetricSeries) -> list[Finding]:
             f"The balance of {worst} drifted by {rests[worst]:.1%} of its squared weights without an explanation by step size, "
             "momentum or decay: something else changes these weights."
         )
-        return [Finding("warning", text), *_unchecked(unchecked, history)]
+        action = "Look for what else writes to these weights, such as clamping, weight averaging or normalization."
+        return [Finding("warning", text, action), *_unchecked(unchecked, history)]
     checked = [value for law, value in moved.items() if law not in unchecked]
     if checked and max(checked) > 0:
         tail = f"; step size, momentum and decay explain it to within {max(rests.values()):.1g}" if rests else ""

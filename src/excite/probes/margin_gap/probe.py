@@ -420,7 +420,8 @@ class MarginGap(Probe):
                 else ("Training margins are distributed otherwise than test margins")
             )
             text += f": the curves differ by {gap:.2f}, chance explains {chance:.2f}; {both}."
-            return [Finding("warning" if train > test else "note", text)]
+            action = "Choose models by test margins; exciting the layers narrows the gap." if train > test else ""
+            return [Finding("warning" if train > test else "note", text, action)]
         if chance <= _CLEAR and test > 0:  # of a network that misclassifies most points the curves agree, too
             return [
                 Finding(

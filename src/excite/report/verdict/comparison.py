@@ -109,7 +109,9 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
         sentences += [str(result) for j in sorted(references) if (result := compare(variant, compared[j])) is not None]
     sentences += [sentence for variant in variants for sentence in _warnings(variant)]
     if not measured:
-        sentences.append("No margins were measured in these runs.")
+        sentences.append(
+            "No margins are stored in these runs: none were measured at their end, or later by excite margins."
+        )
     return sentences
 
 
