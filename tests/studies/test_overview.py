@@ -70,7 +70,7 @@ def test_the_list_fits_one_screen(tmp_path: Path, width: int, height: int | None
             assert study.asks in row
     row = next(line for line in lines if line.startswith("margin-layers "))
     assert "persistency:6" in row
-    assert "6/2/1" in row  # of the results page
+    assert "4/2/3" in row  # of the results page
 
 
 def test_the_list_without_a_height_has_one_line_for_each_study(tmp_path: Path) -> None:

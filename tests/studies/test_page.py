@@ -12,7 +12,7 @@ import pytest
 from excite.studies import STUDIES
 from excite.studies.judging.numbers import judge_again
 from excite.studies.overview import read_results_page
-from excite.studies.page import claim_cell, seeds_line, table
+from excite.studies.page import claim_cell, missing_seeds, seeds_line, table
 from excite.studies.study import Claim, VariantResult
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +76,18 @@ def test_pages_say_where_seeds_are_missing(page: Path) -> None:
     found = read_results_page(text)
     expected = seeds_line(found["seeds"], STUDIES[page.stem].scales[found["scale"]].seeds)
     assert [line for line in text.splitlines() if line.startswith("- That is ")] == expected
+
+
+def test_missing_seeds_are_named_by_variant() -> None:
+    names = [
+        "plain (seed 3)",
+        "a (b) (seed 4)",
+        "a (b) (seed 5)",
+        "a (b) (seed 6)",
+        "dropout (seed 2)",
+        "dropout (seed 7)",
+    ]
+    assert missing_seeds(names) == "plain (seed 3); a (b) (seeds 4 to 6); dropout (seeds 2, 7)"
 
 
 def test_a_page_with_an_unknown_claim_is_refused() -> None:

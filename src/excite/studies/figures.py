@@ -43,8 +43,9 @@ def margin_figure(curves: Curves, title: str, task: str) -> Figure:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("% misclassified within ε\n(lower is more robust)")
     axes[1].legend(loc="lower right", framealpha=0.9)
-    count = max(len(curve) for curve in curves.values())
-    bands = f"lines: means over {count} seeds, bands: lowest to highest seed" if count > 1 else "one seed"
+    counts = sorted({len(curve) for curve in curves.values()})
+    over = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    bands = f"lines: means over {over} seeds, bands: lowest to highest seed" if counts[-1] > 1 else "one seed"
     figure.suptitle(f"{title}\n", fontsize=13)
     figure.text(
         0.5,

@@ -57,13 +57,29 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     lines += [
         f"- {len(result.earlier)} of {len(result.numbers)} trainings were not run again: their numbers are those of an earlier run with the same settings."
     ] * bool(result.earlier)
-    lines += [f"- Not finished, and left out: {'; '.join(result.missing)}."] * bool(result.missing)
+    lines += [f"- Not finished, and left out: {missing_seeds(result.missing)}."] * bool(result.missing)
     lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]
     fetch = [f"excite data fetch {name}" for name in method.data]
     lines += ["## Command", "", "```", *fetch, result.command, "```", ""]
     text = "\n".join(lines)
     # Outside the documentation the other pages do not exist.
     return text if in_docs else text.replace("; see [Margins](../margins.md)", "").replace("](../", "](")
+
+
+def missing_seeds(missing: Sequence[str]) -> str:
+    """Entries "plain (seed 4)" by variant: "plain (seeds 4 to 9); dropout (seeds 2, 7)"."""
+    seeds: dict[str, list[int]] = {}
+    for entry in missing:
+        variant, _, seed = entry.removesuffix(")").rpartition(" (seed ")
+        seeds.setdefault(variant, []).append(int(seed))
+    return "; ".join(f"{variant} ({_numbers(own)})" for variant, own in seeds.items())
+
+
+def _numbers(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    consecutive = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"seeds {seeds[0]} to {seeds[-1]}" if consecutive else f"seeds {', '.join(map(str, seeds))}"
 
 
 def seeds_line(seeds: int, of: int) -> list[str]:
