@@ -38,6 +38,13 @@ def test_a_window_at_the_trivial_loss_is_a_collapse():
         observed([0.0] * (2 * WINDOW), trivial=0.0)  # labels that are all equal
 
 
+def test_losses_that_are_not_finite_are_told():
+    with pytest.warns(UserWarning, match="or not finite"):
+        observed([math.nan] * WINDOW)
+    with pytest.raises(ModelError, match="or not finite"):
+        observed([0.25] * 100 + [math.inf] * 100, "stop")
+
+
 def test_one_warning_for_each_collapse():
     with pytest.warns(UserWarning, match="constant") as found:
         observed([0.25] * (4 * WINDOW))
