@@ -20,8 +20,8 @@ def test_twelve_layers_are_one_line():
     (one,) = groups(TWELVE)
     assert one.text.startswith("Effective rank collapsed in 12 layers: ")
     assert "and 9 more (steps 100 to 120)." in one.text
-    assert (one.finding.text, one.finding.panel, one.finding.docs) == (one.text, "ranks", "alerts.md#what-to-do")
-    assert one.finding.action.startswith("Lower the learning rate")
+    assert (one.finding().text, one.finding().panel, one.finding().docs) == (one.text, "ranks", "alerts.md#what-to-do")
+    assert one.finding().action.startswith("Lower the learning rate")
 
 
 def test_each_rule_and_quantity_is_a_group_in_the_order_of_time():
@@ -32,7 +32,7 @@ def test_each_rule_and_quantity_is_a_group_in_the_order_of_time():
     assert "was not finite (step 7)." in found[0].text
     assert found[2].text == "Mine: Own (step 300)."
     assert found[3].text == "Mine/q was above its limit in layer a (step 400)."
-    assert all(one.finding.action for one in found)
+    assert all(one.finding().action for one in found)
     assert len(group_keys([*TWELVE, "alert/NotFinite/loss/step", "loss/step"])) == 2
 
 
@@ -54,3 +54,10 @@ def test_alerts_are_among_the_findings_unless_one_says_it(tmp_path):
     assert found[1]["docs"] == "docs/richness.md#quantities-of-a-layer"
     assert found[1]["action"].startswith("Lower the learning rate")
     assert [finding.text for finding in run_findings(RunView(follower, "run", 0))] == [one["text"] for one in found]
+
+
+def test_roles_are_named_behind_layers():
+    (one,) = groups({"alert/Fell/rank/effective/h.0.mlp": 7})
+    assert one.finding({"h.0.mlp": "layer 0, MLP in"}).text == (
+        "Effective rank collapsed in layer h.0.mlp (layer 0, MLP in) (step 7)."
+    )

@@ -18,3 +18,12 @@ def test_series_are_read_once_and_layers_are_in_order():
     assert sorted(reads) == ["rank", "rank/a", "rank/b"]
     assert len(history["nothing"][0]) == 0
     assert "nothing" not in reads
+
+
+def test_layers_are_called_by_name_and_role():
+    names = ["rank/a", "rank/share/a", "rank/share/b", "recorder/lead/update/a"]
+    history = MetricHistory(names, lambda name: (np.arange(1), np.zeros(1)), roles={"a": "layer 0, query"})
+    assert list(history.layers("rank/share")) == ["a (layer 0, query)", "b"]
+    assert list(history.layers("recorder/lead")) == ["update/a (layer 0, query)"]
+    assert len(history["rank/share/a (layer 0, query)"][0]) == 1
+    assert len(history["rank/other/a (layer 0, query)"][0]) == 0

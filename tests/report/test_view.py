@@ -45,6 +45,14 @@ def test_what_is_drawn(shown):
     json.dumps([found, few, rough], allow_nan=False)
 
 
+def test_panels_and_sentences_say_what_layers_do(shown):
+    roles = {"a": "layer 0, query", "left": "layer 9, key"}
+    named = [replace(run, roles=roles) for run in shown]
+    ranks = next(panel for panel in describe(named) if panel["id"] == "ranks")
+    assert ranks["roles"] == {"a": "layer 0, query"}
+    assert all(panel["roles"] == {} for panel in describe(shown))
+
+
 def test_the_report_holds_what_the_page_draws(shown, tmp_path):
     page = make_report([run.follower.path for run in shown]).write(tmp_path / "r.html").read_text()
     text = page.partition('id="frozen">')[2].partition("</script>")[0]

@@ -1,7 +1,7 @@
 import pytest
 
 import excite
-from excite.probes.conserved.laws import named
+from excite.wiring.groups import named
 from excite.wiring.junctions import junctions
 from models import CASES, build
 

@@ -71,6 +71,7 @@ class StepContext:
         messages: Lines for the user; a probe may append some.
         artifacts: Results that the watch stores in the run as JSON, by name; a probe may add some.
         shared: What one probe computed at this step and others may use, by key.
+        roles: What the parts of a transformer do, by their names in metrics (`Wiring.roles`), once a probe has traced the model.
         earlier: Values of earlier steps by full metric name, (step, values); a probe may append some for the run.
 
     Example:
@@ -91,6 +92,7 @@ class StepContext:
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
     earlier: list[tuple[int, dict[str, float]]] = field(default_factory=list, repr=False)
+    roles: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def wiring(self, output: Pick = None) -> Wiring:
         """The structure of the model (`excite.trace` on the example), shared by all probes of this step."""

@@ -118,6 +118,17 @@ class Change:
         return self.now / self.before if self.before else float("inf")
 
 
+def with_role(name: str, roles: Mapping[str, str]) -> str:
+    """The name of a layer, head or law with what it does in a transformer: "h.3.attn/head5 (layer 3, head 5)".
+
+    Args:
+        name: The name, as in metrics.
+        roles: Roles by name (`Wiring.roles`); a name without one is returned as it is.
+    """
+    role = roles.get(name)
+    return f"{name} ({role})" if role else name
+
+
 def finite(series: Series) -> Series:
     """Returns the finite values of a series, with their steps."""
     fine = np.isfinite(series[1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from excite.monitor.alerts import advice
-from excite.probes.findings import MAX_NAMED, Finding
+from excite.probes.findings import MAX_NAMED, Finding, with_role
 from excite.report.panels import ALERT, panel_of, split
 from excite.report.subsample import Series
 
@@ -39,8 +39,12 @@ class AlertGroup:
     @property
     def text(self) -> str:
         """One line."""
+        return self.line({})
+
+    def line(self, roles: Mapping[str, str]) -> str:
+        """One line, with what layers do where `roles` says so."""
         label = panel_of(self.key)[1]
-        layers = [name.removeprefix(f"{self.key}/") for name in self.names if name != self.key]
+        layers = [with_role(name.removeprefix(f"{self.key}/"), roles) for name in self.names if name != self.key]
         what = label[0].upper() + label[1:]
         said = _TEXTS.get(self.rule, f"{self.rule}: {{what}}").format(what=what)
         if layers:
@@ -50,10 +54,10 @@ class AlertGroup:
         first, last = min(self.steps), max(self.steps)
         return f"{said} ({f'steps {first:,} to {last:,}' if last > first else f'step {first:,}'})."
 
-    @property
-    def finding(self) -> Finding:
-        """The line as a finding, with what to do."""
-        return Finding("warning", self.text, advice(self.rule, self.key), panel_of(self.key)[0], "alerts.md#what-to-do")
+    def finding(self, roles: Mapping[str, str] | None = None) -> Finding:
+        """The line as a finding, with what to do; `roles` says what layers do, by name."""
+        advised = advice(self.rule, self.key)
+        return Finding("warning", self.line(roles or {}), advised, panel_of(self.key)[0], "alerts.md#what-to-do")
 
 
 def group_keys(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -55,6 +55,10 @@ class RunData:
         """Names of the layers in the order of the wiring."""
         return [str(row["name"]) for row in self.wiring["layers"]] if self.wiring else []
 
+    def roles(self) -> dict[str, str]:
+        """What layers, heads and laws do, by name; empty where that is not known."""
+        return wiring_roles(self.wiring)
+
     def settings(self) -> dict[str, str]:
         """Settings by dotted name; of a watched run those of the training first, as `watch(config=...)` was given them."""
         own = self.config.get("config") if "watch" in self.config else None
@@ -106,6 +110,13 @@ class VariantRuns:
     def accuracies(self, split: str) -> list[float]:
         """Accuracy of each run that has one, on "train" or "test" data."""
         return [run.accuracy[split] for run in self.runs if split in run.accuracy]
+
+
+def wiring_roles(wiring: Any) -> dict[str, str]:
+    """Roles by name of a stored wiring; those that are damaged, or of earlier versions, are left out."""
+    rows = wiring.get("roles") if isinstance(wiring, dict) else None
+    known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {str(row["name"]): str(row["role"]) for row in known if row.get("name") and row.get("role")}
 
 
 def collect(paths: Iterable[str | Path], below: Path | None = None) -> list[VariantRuns]:

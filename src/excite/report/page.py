@@ -63,7 +63,9 @@ class Report:
             (run,) = self.variants[0].runs
             with closing(MetricsReader(run.path)) as follower:
                 follower.refresh()
-                worst = next(iter(run_findings(RunView(follower, "", 0, order=tuple(run.layers())))), None)
+                worst = next(
+                    iter(run_findings(RunView(follower, "", 0, order=tuple(run.layers()), roles=run.roles()))), None
+                )
         line, outcomes = first_line(self.variants, overviews(self.variants), worst)
         return to_json(line, outcomes, self.variants)
 
@@ -120,7 +122,7 @@ def _title(report: Report) -> str:
 
 def _render(report: Report, title: str) -> str:
     shown = [
-        RunView(MetricsReader(run.path), variant.name, i, first=j == 0, order=tuple(run.layers()))
+        RunView(MetricsReader(run.path), variant.name, i, first=j == 0, order=tuple(run.layers()), roles=run.roles())
         for i, variant in enumerate(report.variants)
         for j, run in enumerate(variant.runs)
     ]

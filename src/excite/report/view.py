@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,7 @@ class RunView:
     group: int
     first: bool = True
     order: tuple[str, ...] = ()  # layers as they are executed
+    roles: Mapping[str, str] = field(default_factory=dict)  # of layers, heads and laws, by name
 
 
 def select(runs: Sequence[RunView], limit: int, part: str = "") -> tuple[set[str], int]:
@@ -43,14 +44,16 @@ def select(runs: Sequence[RunView], limit: int, part: str = "") -> tuple[set[str
 
 def describe(runs: Sequence[RunView], names: Collection[str] | None = None) -> list[dict[str, Any]]:
     """The panels of a page: their quantities and layers, over all runs. `names`: only of these metrics."""
-    return [_described(panel) for panel in make_panels(_names(runs) if names is None else names, _order(runs))]
+    roles = next((run.roles for run in runs if run.roles), {})
+    return [_described(panel, roles) for panel in make_panels(_names(runs) if names is None else names, _order(runs))]
 
 
 def _names(runs: Sequence[RunView]) -> set[str]:
     return {name for run in runs for name in run.follower.names()}
 
 
-def _described(panel: PanelView) -> dict[str, Any]:
+def _described(panel: PanelView, roles: Mapping[str, str]) -> dict[str, Any]:
+    layers = dict.fromkeys(layer for quantity in panel.quantities for layer in quantity.layers)
     return {
         "id": panel.panel.id,
         "title": panel.panel.title,
@@ -59,7 +62,14 @@ def _described(panel: PanelView) -> dict[str, Any]:
         "map": panel.panel.heatmap,
         "known": panel.panel in PANELS,
         "quantities": [{"key": q.key, "name": q.name, "layers": list(q.layers)} for q in panel.quantities],
+        "roles": {layer: role for layer in layers if (role := _role(layer, roles))},
     }
+
+
+def _role(layer: str, roles: Mapping[str, str]) -> str:
+    """What a layer does; of a layer behind a quantity, as in the recorder's update/LAYER, both."""
+    first, _, rest = layer.partition("/")
+    return roles.get(layer) or (f"{first}, {roles[rest]}" if rest in roles else "")
 
 
 def draw(
@@ -193,11 +203,11 @@ def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
     warnings follow, then what went well, then notes.
     """
     names: Collection[str] = run.follower.names()
-    raised = [group.finding for group in grouped(names, run.follower.series)]
+    raised = [group.finding(run.roles) for group in grouped(names, run.follower.series)]
     count, left_out = len(names), 0
     if limit is not None and count > limit:
         names, left_out = select_names(names, limit, run.order)
-    stated = history_findings(MetricHistory(sorted(names), run.follower.series, run.order))
+    stated = history_findings(MetricHistory(sorted(names), run.follower.series, run.order, run.roles))
     if left_out:
         stated.append(
             Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -167,6 +167,29 @@ class Group:
     def width(self) -> int:
         """Number of channels of a producer that belong to the group: more than `channels` before a layer normalization."""
         return min(sum(len(numbers) for numbers in site.index) for site in self.producers)
+
+
+def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
+    """Groups under the name of their first producer, heads of attention as `name/head5`.
+
+    Further ones of the same name are `name#2`, `name#3` and so on.
+    """
+    return _counted(groups, lambda group: group.name or group.producers[0].layer)
+
+
+def named_by_number(groups: Iterable[Group]) -> list[str]:
+    """Names as before heads had names of their own: all groups of a layer are numbered."""
+    return [name for name, _ in _counted(groups, lambda group: group.producers[0].layer)]
+
+
+def _counted(groups: Iterable[Group], name_of: Callable[[Group], str]) -> list[tuple[str, Group]]:
+    counts: dict[str, int] = {}
+    result = []
+    for group in groups:
+        name = name_of(group)
+        counts[name] = counts.get(name, 0) + 1
+        result.append((name if counts[name] == 1 else f"{name}#{counts[name]}", group))
+    return result
 
 
 Side = tuple[int, Literal["out", "in"], int]  # number of the slot, which of its channels, and how often they count

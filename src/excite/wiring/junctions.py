@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from excite._core.intercept.affine import clean_path
 from excite.wiring.groups import Group, Law, Site, names
-from excite.wiring.tracing import Wiring
+
+if TYPE_CHECKING:
+    from excite.wiring.tracing import Wiring
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,8 @@ from excite.wiring.export import ExportFailed, exported
 from excite.wiring.groups import Group, Site, assemble, names
 from excite.wiring.layers import Layer, record
 from excite.wiring.roles.attention import Attention, find_attentions
-from excite.wiring.roles.names import find_roles
+from excite.wiring.roles.labels import roles_by_name
+from excite.wiring.roles.names import WeightRoles, find_roles
 from excite.wiring.roles.provenance import follow_origins
 from excite.wiring.table import group_rows, layer_rows, render
 from excite.wiring.translations import Translation, find_translations
@@ -46,6 +47,8 @@ class Wiring:
         translations: The last layer, if its sums over the classes are conserved under softmax cross-entropy.
         parameters: By path, the role of each parameter: "weight of NAME", "bias of NAME", "normalization", "embedding",
             "scaling", …
+        roles: What the parts of a transformer do, by their names in metrics: layers, modules that own parameters, heads
+            (`h.3.attn/head5`), blocks and laws. Empty for models without attention.
 
     Example:
         >>> wiring = excite.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), torch.zeros(2, 4))
@@ -59,6 +62,7 @@ class Wiring:
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
     attentions: tuple[Attention, ...] = ()
     translations: tuple[Translation, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return render(self.layers, self.groups, self.cuts(), self.notes)
@@ -82,8 +86,9 @@ class Wiring:
         return cuts(self.groups)
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the table as plain data: "layers" and "groups", one dict of strings and numbers per row."""
-        return {"layers": layer_rows(self.layers), "groups": group_rows(self.groups)}
+        """Returns the table as plain data: "layers", "groups" and "roles", one dict of strings and numbers per row."""
+        roles = [{"name": name, "role": role} for name, role in self.roles.items()]
+        return {"layers": layer_rows(self.layers), "groups": group_rows(self.groups), "roles": roles}
 
     def graph(self) -> networkx.DiGraph[str]:
         """Returns a directed graph with layers as nodes, for networkx.
@@ -176,6 +181,7 @@ def _trace(model: nn.Module, example: Batch, output: Pick) -> Wiring:
         layers, parameters, notes = record(model, example, output)
     attentions: tuple[Attention, ...] = ()
     translations: tuple[Translation, ...] = ()
+    roles: WeightRoles | None = None
     try:
         with placed:
             graph = exported(model, example, output)
@@ -196,7 +202,8 @@ def _trace(model: nn.Module, example: Batch, output: Pick) -> Wiring:
         # A weight that is computed on the fly (weight normalization) is no parameter that a group could hold.
         alone = [layer for layer in layers if layer.weight_name is not None]
         groups = tuple(_lonely(layer, f"torch.export failed: {failure}") for layer in alone)
-    return Wiring(layers, groups, notes, parameters, attentions, translations)
+    wiring = Wiring(layers, groups, notes, parameters, attentions, translations)
+    return replace(wiring, roles=roles_by_name(roles, wiring)) if roles is not None and attentions else wiring
 
 
 def _lonely(layer: Layer, why: str) -> Group:

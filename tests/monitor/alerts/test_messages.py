@@ -22,3 +22,11 @@ def test_rules_and_quantities_have_lines_of_their_own():
         "step 3: loss/step", "step 3: loss/step", "step 3: rank/effective/0"
     ]  # fmt: skip
     assert "Lower the learning rate" in lines(begun)[0]
+
+
+def test_roles_are_named_behind_layers():
+    begun = alerts_of([Above("rank/effective/*", 0.5)], {f"rank/effective/h.{i}.mlp": 1.0 for i in range(2)})
+    (line,) = lines(begun, {f"h.{i}.mlp": f"layer {i}, MLP in" for i in range(2)})
+    assert line.startswith(
+        "step 3: rank/effective/h.0.mlp (layer 0, MLP in) is 1, above 0.5; likewise 1 other: h.1.mlp (layer 1, MLP in). "
+    )

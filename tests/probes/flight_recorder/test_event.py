@@ -38,3 +38,14 @@ def test_without_movers_the_batches_are_to_blame():
     assert "no recorded series moved" in str(event)
     assert "batches" in event.help[0]
     assert event.to_dict()["first"] is None
+
+
+def test_roles_are_named_behind_layers():
+    roles = {"h.3.attn.c_attn": "layer 3, query, key and value", "h.3.attn/head1": "layer 3, head 1"}
+    movers = [Mover("update", "h.3.attn.c_attn", 90, 4, 3.0)]
+    event = SpikeEvent(100, 2.0, 2.1, 5.0, movers, ("h.3.attn/head1", 8.0, 30.0), roles=roles)
+    assert "the update of h.3.attn.c_attn (layer 3, query, key and value), 3 times" in str(event)
+    assert "the attention logits of h.3.attn/head1 (layer 3, head 1) grew" in str(event)
+    assert "Lower the learning rate at h.3.attn.c_attn (layer 3, query, key and value)." in event.help
+    assert event.to_dict()["first"]["role"] == "layer 3, query, key and value"
+    assert event.to_dict()["head"]["role"] == "layer 3, head 1"

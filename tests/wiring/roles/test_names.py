@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import excite
-from excite.probes.conserved.laws import named, named_by_number
+from excite.wiring.groups import named, named_by_number
 from models import Heads, transformer
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from excite.errors import ExciteError
 from excite.monitor.alerts.alert import Alert
 from excite.monitor.alerts.rules import Rule
+from excite.probes.findings import with_role
 
 log = logging.getLogger("excite")
 _NAMED = 3  # metrics named in one line
@@ -54,7 +55,7 @@ def advice(rule: str, name: str) -> str:
     return text or f"See the chart of {quantity} for when it began."
 
 
-def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
+def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True, roles: Mapping[str, str] | None = None) -> None:
     """Logs alerts, calls the functions of their rules, and raises the first with ``then="raise"``.
 
     Alerts of one rule about one quantity, such as the rank of twelve layers, are logged as one line.
@@ -62,6 +63,7 @@ def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
     Args:
         begun: Rules that became true, with their alerts.
         speak: Whether to log and call; with several processes only the first one does.
+        roles: What layers and heads do, by name (`Wiring.roles`): logged behind their names.
 
     Raises:
         AlertRaised: If a rule has ``then="raise"``.
@@ -75,7 +77,7 @@ def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
         'loss/step is 12, above 10'
     """
     if speak:
-        for line in lines([alert for _, alert in begun]):
+        for line in lines([alert for _, alert in begun], roles or {}):
             log.warning("%s", line)
         for rule, alert in begun:
             if callable(rule.then):
@@ -85,11 +87,12 @@ def act(begun: Sequence[tuple[Rule, Alert]], *, speak: bool = True) -> None:
         raise AlertRaised(raised)
 
 
-def lines(alerts: Iterable[Alert]) -> list[str]:
+def lines(alerts: Iterable[Alert], roles: Mapping[str, str] | None = None) -> list[str]:
     """One line per rule and quantity, with what to do.
 
     Args:
         alerts: Alerts, in the order in which they began.
+        roles: What layers and heads do, by name (`Wiring.roles`): written behind their names.
 
     Returns:
         The message of the first alert of each group, the other metrics by name, and the advice.
@@ -107,7 +110,10 @@ def lines(alerts: Iterable[Alert]) -> list[str]:
         others = ""
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            layers = ", ".join(name.removeprefix(f"{quantity}/") for name in names[:_NAMED])
+            layers = ", ".join(with_role(name.removeprefix(f"{quantity}/"), roles or {}) for name in names[:_NAMED])
             others = f"; likewise {len(names)} other{'s' if len(names) > 1 else ''}: {layers}{more}"
-        sentences.append(f"{members[0]}{others}. {advice(rule, quantity)}")
+        first = members[0]
+        role = (roles or {}).get(first.name.removeprefix(f"{quantity}/"))
+        text = str(first).replace(first.name, f"{first.name} ({role})", 1) if role else str(first)
+        sentences.append(f"{text}{others}. {advice(rule, quantity)}")
     return sentences

@@ -69,8 +69,11 @@ class Watch:
         self._clock = TrainingClock(self._device)
         self._measured_at: dict[str, int] = {}  # last step by probe
         self._loss: Tensor | None = None  # of the last step
+        self._roles: Mapping[str, str] = {}  # by the names of layers, heads and laws in metrics
         try:
-            self._describe(self._attach(settings.optional), settings.output)
+            start = self._attach(settings.optional)
+            self._roles = next((wiring.roles for wiring in start.wirings.values() if wiring.roles), {})
+            self._describe(start, settings.output)
             self._measure(self._context(None))
             self._failures.warn(self._trained_model)
         except BaseException:
@@ -281,7 +284,9 @@ class Watch:
         return None if self._sharded or self.steps == 0 else self.model
 
     def _context(self, loss: Tensor | None, node: object = None, final: bool = False) -> StepContext:
-        return StepContext(self.model, self.steps, loss, self.example, self.optimizer, node, final=final)
+        return StepContext(
+            self.model, self.steps, loss, self.example, self.optimizer, node, final=final, roles=self._roles
+        )
 
     def _measure(self, ctx: StepContext) -> None:
         due = self._due(ctx.step)
@@ -395,7 +400,7 @@ class Watch:
         rows += [(alert.step, {f"alert/{alert.rule}/{alert.name}": alert.value}) for _, alert in begun]
         self._writer.write(only_run, to_sinks=False)
         self._writer.write(rows)
-        act(begun, speak=rank_and_size()[0] == 0)
+        act(begun, speak=rank_and_size()[0] == 0, roles=self._roles)
 
     def _agreed(self, step: int) -> int:
         """The first process decides."""

@@ -7,7 +7,7 @@ a step changes it by, so all of them go through `LawSums`: products of whole par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,29 +44,6 @@ class NamedLaw:
     def span(self) -> slice:
         """Columns of the law's channels among those of all laws."""
         return slice(self.start, self.start + self.group.channels)
-
-
-def named(groups: Iterable[Group]) -> list[tuple[str, Group]]:
-    """Groups under the name of their first producer, heads of attention as `name/head5`.
-
-    Further ones of the same name are `name#2`, `name#3` and so on.
-    """
-    return _counted(groups, lambda group: group.name or group.producers[0].layer)
-
-
-def named_by_number(groups: Iterable[Group]) -> list[str]:
-    """Names as before heads had names of their own: all groups of a layer are numbered."""
-    return [name for name, _ in _counted(groups, lambda group: group.producers[0].layer)]
-
-
-def _counted(groups: Iterable[Group], name_of: Callable[[Group], str]) -> list[tuple[str, Group]]:
-    counts: dict[str, int] = {}
-    result = []
-    for group in groups:
-        name = name_of(group)
-        counts[name] = counts.get(name, 0) + 1
-        result.append((name if counts[name] == 1 else f"{name}#{counts[name]}", group))
-    return result
 
 
 def check_wiring(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> None:

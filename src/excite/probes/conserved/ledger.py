@@ -19,7 +19,7 @@ from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
 from excite.probes.conserved.accumulator import Accumulator
 from excite.probes.conserved.hyperparameters import Settings
-from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring, named, named_by_number
+from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.off_diagonal import OffDiagonal
 from excite.probes.conserved.passes import PassPrecision
@@ -28,7 +28,7 @@ from excite.probes.conserved.step_terms import StepRecord, StepTerms
 from excite.probes.conserved.summary import LawRow, LawSummary, Summarizer
 from excite.probes.conserved.unchecked import UncheckedSteps
 from excite.probes.conserved.update_terms import PARTS, UpdateRule, rule_of
-from excite.wiring.groups import Group
+from excite.wiring.groups import Group, named, named_by_number
 from excite.wiring.tracing import Wiring, trace
 
 _RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take

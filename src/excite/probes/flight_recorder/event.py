@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from excite.probes.findings import number
+from excite.probes.findings import number, with_role
 from excite.probes.flight_recorder.spikes import Mover
 
 LABELS = {
@@ -29,6 +29,7 @@ class SpikeEvent:
         movers: Series that left their usual range, the first one first.
         head: The head whose largest attention logit grew most, with its values before and last, if they were measured.
         curves: Values by series around the event, with "step" and "loss".
+        roles: What layers and heads do, by name (`Wiring.roles`).
     """
 
     step: int
@@ -38,6 +39,7 @@ class SpikeEvent:
     movers: Sequence[Mover] = ()
     head: tuple[str, float, float] | None = None
     curves: Mapping[str, list[float | None]] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def first(self) -> Mover | None:
@@ -58,7 +60,7 @@ class SpikeEvent:
         if first.quantity in ("update", "m", "v"):
             help_lines.append("Use a smaller β₂, such as 0.95, so that the second moment follows faster.")
         if first.layer:
-            help_lines.append(f"Lower the learning rate at {first.layer}.")
+            help_lines.append(f"Lower the learning rate at {with_role(first.layer, self.roles)}.")
         if first.quantity == "gradient":
             help_lines.append("Clip gradients, and look at the batches of these steps.")
         if first.quantity == "residual":
@@ -77,7 +79,7 @@ class SpikeEvent:
         first = self.first
         if first is None:
             return f"{text}; no recorded series moved before it"
-        where = f" of {first.layer}" if first.layer else ""
+        where = f" of {with_role(first.layer, self.roles)}" if first.layer else ""
         size = f"{number(first.times)} times its usual size" if math.isfinite(first.times) else "not finite"
         lead = (
             f"{first.lead} step{'s' if first.lead > 1 else ''} before the loss"
@@ -87,7 +89,7 @@ class SpikeEvent:
             else "after the loss"
         )
         head = (
-            f"; the attention logits of {self.head[0]} grew from {number(self.head[1])} to {number(self.head[2])}"
+            f"; the attention logits of {with_role(self.head[0], self.roles)} grew from {number(self.head[1])} to {number(self.head[2])}"
             if self.head
             else ""
         )
@@ -95,27 +97,29 @@ class SpikeEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON; numbers that are not finite are None."""
-        head = None if self.head is None else {"name": self.head[0], "before": self.head[1], "last": self.head[2]}
+        head = None
+        if self.head is not None:
+            name, before, last = self.head
+            head = {"name": name, "role": self.roles.get(name, ""), "before": before, "last": last}
         return {
             "step": self.step,
             "loss": _plain(self.loss),
             "before": _plain(self.before),
             "limit": _plain(self.limit),
-            "first": None if self.first is None else _mover(self.first),
-            "movers": [_mover(mover) for mover in self.movers[:_NAMED]],
+            "first": None if self.first is None else self._mover(self.first),
+            "movers": [self._mover(mover) for mover in self.movers[:_NAMED]],
             "head": head,
             "help": self.help,
             "curves": {name: list(values) for name, values in self.curves.items()},
         }
 
+    def _mover(self, mover: Mover) -> dict[str, Any]:
+        return mover.to_dict() | {"times": _plain(mover.times), "role": self.roles.get(mover.layer, "")}
+
     def series(self, columns: Sequence[tuple[str, str]]) -> list[int]:
         """Which series to keep: those of the whole network, and of the first movers."""
         named = [(mover.quantity, mover.layer) for mover in self.movers[:_NAMED]]
         return [i for i, column in enumerate(columns) if not column[1] or column in named]
-
-
-def _mover(mover: Mover) -> dict[str, Any]:
-    return mover.to_dict() | {"times": _plain(mover.times)}
 
 
 def _plain(value: float) -> float | None:

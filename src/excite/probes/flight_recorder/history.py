@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from excite.probes.findings import with_role
 from excite.probes.flight_recorder.event import LABELS, SpikeEvent
 from excite.probes.flight_recorder.spikes import LOOKBACK, Baseline, Floats, SpikeRule, first_movers
 
@@ -37,6 +38,7 @@ class FlightHistory:
         self.events: list[SpikeEvent] = []  # complete, not yet taken
         self.messages: list[str] = []
         self.count = 0
+        self.roles: Mapping[str, str] = {}  # what layers and heads do, by name
         self._rows: deque[tuple[int, float, float, Floats]] = deque(maxlen=steps)  # step, loss, rate, values
         self._heads: deque[tuple[int, dict[str, float]]] = deque(maxlen=8)
         self._open: SpikeEvent | None = None  # waits for the steps after it
@@ -84,7 +86,7 @@ class FlightHistory:
         movers = first_movers(steps, values, table, self.columns, step)
         self.finish()
         self.count += 1
-        self._open = SpikeEvent(step, mean, self._limit, loss, movers, self._grown(step))
+        self._open = SpikeEvent(step, mean, self._limit, loss, movers, self._grown(step), roles=self.roles)
         self.messages.append(f"{self._open}. {' '.join(self._open.help)}")
 
     def _grown(self, step: int) -> tuple[str, float, float] | None:
@@ -130,7 +132,7 @@ class FlightHistory:
         self._warned = step
         others = f", and {len(moved) - 1} other series" if len(moved) > 1 else ""
         self.messages.append(
-            f"step {step:,}: {LABELS[quantity]} of {layer} is {times:.1f} times its usual size{others}; the loss may spike"
+            f"step {step:,}: {LABELS[quantity]} of {with_role(layer, self.roles)} is {times:.1f} times its usual size{others}; the loss may spike"
         )
 
 

@@ -174,6 +174,7 @@ class FlightRecorder(Probe):
         """Notes the step; every ten steps the record is read in the background."""
         if self._history is None or self._norms is None or ctx.optimizer is None:
             return {}
+        self._history.roles = ctx.roles
         if not ctx.final and ctx.step:
             self._note(ctx, ctx.optimizer, self._norms)
         elif ctx.step == 0:

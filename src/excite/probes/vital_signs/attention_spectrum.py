@@ -123,8 +123,10 @@ class AttentionSpectrum(Probe):
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
         if is_sharded(ctx.model):
             raise ModelError("AttentionSpectrum: the weights are sharded (FSDP), and excite.trace cannot follow them")
-        known = next(iter(ctx.wirings.values()), None)
-        wiring = known or trace(ctx.model, few_sequences(ctx.example, SEQUENCES), output=_pick(ctx, self.output))
+        if not ctx.wirings:
+            output = _pick(ctx, self.output)
+            ctx.wirings[repr(output)] = trace(ctx.model, few_sequences(ctx.example, SEQUENCES), output=output)
+        wiring = next(iter(ctx.wirings.values()))
         weights = {clean_path(path): p for path, p in ctx.model.named_parameters(remove_duplicate=False)}
         unknown, seen = [], Counter[str]()
         for one in wiring.attentions:

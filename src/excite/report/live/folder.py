@@ -17,7 +17,7 @@ from typing import Any
 from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.alerts import group_keys
-from excite.report.collect import stored_accuracy, stored_margins, stored_unit
+from excite.report.collect import stored_accuracy, stored_margins, stored_unit, wiring_roles
 from excite.report.verdict.outcome import RunOutcome, from_latest, from_margins, standing
 from excite.report.verdict.runs import NAMES, SPARKS
 from excite.report.view import RunView
@@ -257,10 +257,11 @@ class Runs:
 
     def shown(self, names: list[str]) -> list[RunView]:
         """Runs as a page shows them, each with its own colour."""
-        return [
-            RunView(self.follower(n), self.label(n), i, order=layers(self.path(n), self._real))
-            for i, n in enumerate(names)
-        ]
+        shown = []
+        for i, name in enumerate(names):
+            order, roles = layers_and_roles(self.path(name), self._real)
+            shown.append(RunView(self.follower(name), self.label(name), i, order=order, roles=roles))
+        return shown
 
     def label(self, name: str) -> str:
         """The run's name on the page."""
@@ -274,13 +275,13 @@ class Runs:
             self._open.clear()
 
 
-def layers(path: Path, below: Path) -> tuple[str, ...]:
-    """Layers in the order of execution, if the run knows its wiring."""
+def layers_and_roles(path: Path, below: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Layers in the order of execution, and what layers, heads and laws do, if the run knows its wiring."""
     try:
         wiring: Any = read_json(path / "artifacts" / "wiring.json", below, _MAX_WIRING)
-        return tuple(str(row["name"]) for row in wiring["layers"])
+        return tuple(str(row["name"]) for row in wiring["layers"]), wiring_roles(wiring)
     except (ExciteError, KeyError, TypeError):
-        return ()
+        return (), {}
 
 
 def stored_outcome(path: Path, below: Path) -> RunOutcome:

@@ -70,9 +70,17 @@
       const options = [];
       if (layers.includes("")) options.push(["", "whole network"]);
       if (layers.some((one) => one !== "")) options.push(["*", layers.every((one) => ["", "train", "test"].includes(one)) ? "training and test points" : "all layers"]);
-      options.push(...layers.filter((one) => one !== "").map((one) => [`=${one}`, one]));
+      options.push(...layers.filter((one) => one !== "").map((one) => [`=${one}`, this.role(one) ? `${this.role(one)} (${one})` : one]));
       if (!options.some(([value]) => value === this.layer)) this.layer = options[0][0];
       fill(this.layers, options, this.layer);
+    }
+
+    // What a layer does in a transformer, where that is known; its name where several do the same.
+    role(layer) { return (this.described.roles || {})[layer] || ""; }
+
+    names(layers) {
+      const roles = layers.map((one) => this.role(one));
+      return layers.map((one, i) => (roles[i] && roles.indexOf(roles[i]) === roles.lastIndexOf(roles[i]) ? roles[i] : one));
     }
 
     share() { return /\/(share|deficient|changed|misclassified|censored|accuracy)$/.test(this.quantity); }
@@ -111,12 +119,13 @@
       const runs = [...new Set(wanted.map((curve) => curve.run))];
       const layers = this.current().layers.filter((one) => wanted.some((curve) => curve.layer === one));
       const apart = this.layer === "*" && runs.length > 1 && layers.length > 1;
+      const called = this.names(layers);
       const byLayer = this.layer === "*" && (apart || runs.length === 1);
       const series = (curves) => curves.flatMap((curve) => {
         const run = state.runs[curve.run], place = layers.indexOf(curve.layer);
         const line = byLayer ? { colour: layerColour(place, layers.length) } : runLine(run);
         const every = curve.raw && wanted.length === 1 ? [{ ...line, ...curve.raw, name: "every step", width: 1, faint: true }] : [];
-        return [...every, { ...line, x: curve.x, y: curve.y, name: byLayer ? curve.layer : run.label, width: byLayer ? 1.6 : 2 }];
+        return [...every, { ...line, x: curve.x, y: curve.y, name: byLayer ? called[place] : run.label, width: byLayer ? 1.6 : 2 }];
       });
       const common = {
         x: { label: "step", whole: true },
@@ -137,7 +146,7 @@
       maps.forEach((one, i) => {
         if (!this.map.children[i]) { this.map.append(element("div")); new HeatMap(this.map.lastElementChild); }
         this.map.children[i].chart.set({
-          rows: one.layers, x: one.x, z: one.z, low: 0, high, percent: share,
+          rows: this.names(one.layers), x: one.x, z: one.z, low: 0, high, percent: share,
           title: maps.length > 1 ? names[one.run] : `${this.current().name} of each layer`,
           label: `Heat map: ${this.current().name} by layer and step. ${this.spoken()}`,
         });
@@ -147,7 +156,7 @@
     // What a chart shows last, for those who do not see it.
     spoken() {
       const parts = this.data.curves.slice(0, 12).map(({ run, layer, y }) =>
-        `${state.runs[run].label}${layer ? ` ${layer}` : ""} ${y.length && y[y.length - 1] !== null ? y[y.length - 1] : "no value"}`);
+        `${state.runs[run].label}${layer ? ` ${this.names([layer])[0]}` : ""} ${y.length && y[y.length - 1] !== null ? y[y.length - 1] : "no value"}`);
       return `${this.described.title}, ${this.current().name}. Last values: ${parts.join("; ")}.`;
     }
 

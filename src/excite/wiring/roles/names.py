@@ -206,8 +206,16 @@ def _norms(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]
         module = use.slot.source.path.rpartition(".")[0]
         if module in names and use.slot.shape[1:3].count(1) and use.slot.source.path not in roles.others:
             role = names[module]
+            if role == "norm before attention" and _outside(module, readers[module], blocks):
+                role = "norm after MLP"  # BERT's, at the end of a block
             known = not role or role.startswith(("layer", "final")) or " layer " in role
             roles.others[use.slot.source.path] = role if known else _label(module, blocks, role)
+
+
+def _outside(module: str, readers: Iterable[str], blocks: Mapping[str, str]) -> bool:
+    """Whether what reads a normalization is in another block than the normalization itself."""
+    block = _block(module, blocks)
+    return bool(block) and not any(reader == block or reader.startswith(f"{block},") for reader in readers)
 
 
 def _norm_role(readers: Iterable[str]) -> str:
