@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from excite.probes.findings import Change, binned_median, fall, first_nonfinite, learned, noise, rise
+from excite.probes.findings import Change, binned_median, fall, first_nonfinite, learned, needed_rank, noise, rise
 
 
 def test_noise_is_no_change():
@@ -63,3 +63,13 @@ def test_a_network_is_trained_once_most_of_the_loss_has_fallen():
     assert learned(history(np.where(steps < 300, 2.0, 0.1))) == 300
     assert learned(history(np.linspace(1, 2, 100))) == 0
     assert learned({"loss/step": (steps[:0], np.empty(0))}) == 0
+
+
+def test_rank_that_classes_need():
+    assert needed_rank(4, 1.4, 0.3) == 1.5
+    assert needed_rank(2, 0.7, 0.3) == 0.5
+    assert needed_rank(4, 9.0, 1.4) is None, "the loss of answers by chance"
+    assert needed_rank(4, 1.4, 1.3) is None
+    assert needed_rank(None, 1.4, 0.3) is None
+    assert needed_rank(4, 1.4, float("nan")) is None
+    assert needed_rank(4, float("nan"), 0.3) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -16,6 +17,8 @@ MIN_VALUES = 4  # of a series, below which its noise is not known and no change 
 _NOISE = 8.0  # times the noise that a change has to exceed; more for few values
 _LEARNED = 0.8  # of the fall of the loss, after which a network counts as trained
 MAX_NAMED = 3  # layers named in one finding
+ANSWERS = "rank/answers"  # classes between which a model of sequences decides, one answer for each sequence
+_SOLVED = 0.9  # of the loss at the start, and of that by chance, below which a network learns to answer
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,35 @@ def learned(history: MetricSeries) -> int:
         return 0
     start, low = float(values[0]), float(values.min())
     return int(steps[np.flatnonzero(values <= start - _LEARNED * (start - low))[0]]) if low < start else 0
+
+
+def needed_rank(answers: float | None, first_loss: float, last_loss: float) -> float | None:
+    """Effective rank below which layers of a model with one answer for each sequence have lost what the answers need.
+
+    Trained to the end, features collapse onto one mean for each of m classes, which span m − 1 directions (neural collapse, Papyan,
+    Han and Donoho 2020): ranks that fall towards m − 1 while the loss falls are no damage. Means of unequal size have a smaller
+    effective rank; half of m − 1 is allowed.
+
+    Args:
+        answers: m; None for other models.
+        first_loss: The loss at the start.
+        last_loss: The loss now.
+
+    Returns:
+        (m − 1)/2 if the loss is below what it was, and below the cross-entropy log m of answers by chance, by a tenth; else None: then
+        a fall of the rank is one.
+    """
+    if answers is None or not 0 <= last_loss < _SOLVED * min(first_loss, math.log(max(2.0, answers))):
+        return None
+    return (answers - 1) / 2
+
+
+def answered_rank(history: MetricSeries) -> float | None:
+    """`needed_rank` at the end of a run."""
+    answers, losses = finite(history[ANSWERS])[1], binned_median(history["loss/step"])[1]
+    if not len(answers) or len(losses) < 2:
+        return None
+    return needed_rank(float(answers[-1]), float(losses[0]), float(losses[-1]))
 
 
 def first_nonfinite(series: Series) -> int | None:

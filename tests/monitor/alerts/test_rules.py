@@ -46,6 +46,16 @@ def test_rank_collapse_is_a_fall_that_lasts():
     assert not begins([Fell()], {name: [40, 61, 50, 16, 16, 16, 16]}), "a quarter is the limit"
 
 
+def test_ranks_that_fall_towards_the_number_of_classes_are_no_collapse():
+    name, ranks, learned = "rank/effective/h.3.mlp", [22, 20, 4, 3, 3, 3], [1.4, 1.3, 0.9, 0.5, 0.2, 0.1]
+    answers = {"rank/answers": [4] * 6}
+    assert not begins([Fell()], {"loss/step": learned, name: ranks} | answers)
+    assert begins([Fell()], {"loss/step": [1.4] * 6, name: ranks} | answers), "nothing was learned"
+    assert begins([Fell()], {"loss/step": learned, name: [22, 20, 4, 1, 1, 1]} | answers), "less than four classes need"
+    assert begins([Fell()], {"loss/step": [9, 8, 1.4, 1.4, 1.4, 1.4], name: ranks} | answers), "the loss of chance"
+    assert begins([Fell()], {"loss/step": learned, name: ranks}), "a model with an answer for each token"
+
+
 def test_steeper_while_flat_needs_both():
     rule = SteeperWhileFlat(window=100, measurements=5)
     steep, calm = [1.0] * 10 + [3.0] * 10, [1.0] * 20

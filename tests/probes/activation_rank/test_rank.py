@@ -5,10 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
+import excite
 from excite import InputError
-from excite.probes import Rank, effective_rank, richness
+from excite.monitor.alerts import Alerts, Fell
+from excite.probes import Every, Loss, Rank, effective_rank, richness
+from excite.probes.activation_rank.rank import _ranks
 from excite.probes.base import StepContext
+from excite.report.history import MetricHistory
 from models import CASES, build, same_state, state_of
 
 
@@ -48,7 +53,7 @@ def test_every_layer_of_every_model_has_a_rank(name):
     before = state_of(model)
     values = Rank().measure(StepContext(model, 0, example=x))
     assert same_state(before, state_of(model))
-    values = {key: value for key, value in values.items() if not key.startswith("statistics/")}
+    values = {key: value for key, value in values.items() if not key.startswith(("statistics/", "answers"))}
     assert len(values) == 5 * CASES[name].layers
     assert all(v >= 0 and math.isfinite(v) for v in values.values())
     assert all(v <= 1 + 1e-9 for k, v in values.items() if k.startswith(("share", "smallest")))
@@ -117,3 +122,50 @@ def test_of_a_wide_layer_a_few_units_are_named():
     values = probe.measure(StepContext(model, 1, example=x))
     assert values["deficient/0"] == 1
     assert sum(key.startswith("unit/0/") for key in values) == 64
+
+
+class Sequences(nn.Module):
+    """One block of attention; with `classes`, one answer for each sequence, else one for each token."""
+
+    def __init__(self, classes: int | None) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(24, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.up, self.head, self.classes = nn.Linear(16, 32), nn.Linear(32, classes or 24), classes
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.up(x.mean(1) if self.classes else x).relu())
+
+
+def test_number_of_answers_is_recorded_for_models_with_one_for_each_sequence():
+    ids = torch.arange(24).view(4, 6)
+    assert Rank().measure(StepContext(Sequences(4), 0, example=ids))["answers"] == 4
+    assert Rank().measure(StepContext(Sequences(1), 0, example=ids))["answers"] == 2
+    assert "answers" not in Rank().measure(StepContext(Sequences(None), 0, example=ids))
+    assert "answers" not in Rank().measure(StepContext(nn.Linear(3, 4), 0, example=torch.randn(5, 3)))
+
+
+@pytest.mark.slow
+def test_a_classifier_that_collapses_onto_four_classes_is_not_reported_as_damaged(tmp_path):
+    torch.manual_seed(0)
+    model, optimizer = (net := Sequences(4)), torch.optim.AdamW(net.parameters(), 5e-3)
+    y = torch.arange(64) % 4
+    ids = 6 * y[:, None] + torch.randint(6, (64, 6))
+    probes = [Loss(), Rank(Every(10))]
+    with excite.watch(model, ids, tmp_path / "run", optimizer, probes=probes, alerts=[Fell(fraction=0.5)]) as watch:
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(ids), y)
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    run = excite.load_run(tmp_path / "run")
+    steps, ranks = run.series("rank/effective/head")
+    without = Alerts([Fell(fraction=0.5)])
+    assert any(without.update(step, {"rank/effective/head": rank}) for step, rank in zip(steps, ranks))
+    assert not [name for name in run.names() if name.startswith("alert/")]
+    (found,) = _ranks(MetricHistory(run.names(), run.series))
+    assert (found.kind, "4 classes need 3 directions" in found.text) == ("note", True)
+    (found,) = _ranks(MetricHistory([name for name in run.names() if name != "rank/answers"], run.series))
+    assert found.kind == "warning"

@@ -88,6 +88,6 @@ class Alerts:
     def _watches(self, name: str) -> bool:
         """Whether a rule asks for it, for itself or beside another."""
         if name not in self._watched:
-            requested = any(getattr(rule, "loss", None) == name for rule in self.rules)
+            requested = any(getattr(rule, "loss", None) == name or name in rule.beside for rule in self.rules)
             self._watched[name] = requested or bool(self._rules_for(name))
         return self._watched[name]

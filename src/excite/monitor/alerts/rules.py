@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from statistics import fmean
-from typing import Literal
+from typing import ClassVar, Literal
 
 from excite._core.checks import check_count, check_number, check_text, shown
 from excite._core.compatibility import renamed_fields
 from excite.errors import InputError
 from excite.monitor.alerts.alert import Alert
 from excite.monitor.alerts.series import History
+from excite.probes.findings import ANSWERS, needed_rank
 
 # Fields of the rules below.
 _COUNTS = ("measurements", "window")
 _NUMBERS = ("limit", "fraction", "min_peak", "factor", "flat")
+_RECENT = 5  # losses that are averaged
 
 
 Action = Literal["log", "raise"] | Callable[[Alert], object]
@@ -45,6 +47,8 @@ class Rule:
         >>> alerts.update(1, {"loss/step": 1.0}), len(alerts.update(2, {"loss/step": 3.0}))
         ([], 1)
     """
+
+    beside: ClassVar[tuple[str, ...]] = ()  # further metrics that `judge` reads
 
     names: str = "*"
     _: KW_ONLY
@@ -159,7 +163,8 @@ class NotFinite(Rule):
 class Fell(Rule):
     """True while a metric has collapsed: its last measurements are below a fraction of its largest value.
 
-    By default about the effective rank of the inputs of layers.
+    By default about the effective rank of the inputs of layers. For a transformer with one answer for each sequence, ranks that fall towards the
+    number of its classes while the loss falls are no collapse: m classes need m − 1 directions.
 
     Args:
         names: Pattern of metric names.
@@ -172,6 +177,8 @@ class Fell(Rule):
         >>> from excite.monitor.alerts import Fell
         >>> rule = Fell("rank/effective/*", then="raise")
     """
+
+    beside: ClassVar[tuple[str, ...]] = ("loss/step", ANSWERS)
 
     names: str = "rank/effective/*"
     fraction: float = 0.25
@@ -186,7 +193,18 @@ class Fell(Rule):
             return None
         if not all(value < self.fraction * series.largest for value in last):
             return None
+        if name.startswith("rank/") and _answers(history, last):
+            return None
         return f"{name} fell from {series.largest:.4g} to {last[-1]:.4g}"
+
+
+def _answers(history: History, ranks: list[float]) -> bool:
+    """Whether these ranks are those of a model that has learned to answer, and no lower."""
+    if not all(name in history and history[name].values for name in Fell.beside):
+        return False
+    loss, answers = (history[name] for name in Fell.beside)
+    needed = needed_rank(answers.values[-1], loss.first, fmean(loss.newest(_RECENT)))
+    return needed is not None and min(ranks) >= needed
 
 
 @renamed_fields(looks="measurements")

@@ -19,6 +19,7 @@ class Series:
         steps: Steps of the newest values.
         values: The newest values.
         largest: Largest finite value so far.
+        first: First finite value; NaN before there is one.
 
     Example:
         >>> series = Series()
@@ -32,6 +33,7 @@ class Series:
         self.steps: deque[int] = deque(maxlen=_KEPT)
         self.values: deque[float] = deque(maxlen=_KEPT)
         self.largest = -math.inf
+        self.first = math.nan
 
     def add(self, step: int, value: float) -> None:
         """Appends a value.
@@ -44,6 +46,7 @@ class Series:
         self.values.append(value)
         if math.isfinite(value):
             self.largest = max(self.largest, value)
+            self.first = value if math.isnan(self.first) else self.first
 
     def between(self, first: int, last: int) -> list[float]:
         """Values of steps first < step ≤ last.
@@ -64,13 +67,15 @@ class Series:
     def state_dict(self) -> dict[str, Any]:
         """Returns the values, for a checkpoint."""
         values = torch.tensor(self.values, dtype=torch.float64)
-        return {"steps": torch.tensor(self.steps, dtype=torch.int64), "values": values, "largest": self.largest}
+        steps = torch.tensor(self.steps, dtype=torch.int64)
+        return {"steps": steps, "values": values, "largest": self.largest, "first": self.first}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the values."""
         self.steps = deque(state["steps"].tolist(), maxlen=_KEPT)
         self.values = deque(state["values"].tolist(), maxlen=_KEPT)
         self.largest = float(state["largest"])
+        self.first = float(state.get("first", math.nan))
 
 
 History = Mapping[str, Series]

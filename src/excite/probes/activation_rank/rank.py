@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from excite._core.calls import Pick
+from excite._core.calls import Pick, batch_size
 from excite._core.checks import check_count, check_flag, check_tensor, check_values, shown
 from excite._core.compatibility import renamed_keywords
 from excite._core.warn import warn_user
 from excite._core.wrappers import is_sharded
-from excite.errors import InputError
+from excite.errors import ExciteError, InputError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.activation_rank.samples import Live, Rows
 from excite.probes.activation_rank.smallest import default_tolerance
@@ -32,12 +32,14 @@ from excite.probes.base import (
     counted,
 )
 from excite.probes.findings import (
+    ANSWERS,
     MAX_NAMED,
     Change,
     Finding,
     MetricSeries,
     Panel,
     Series,
+    answered_rank,
     fall,
     finite,
     number,
@@ -46,6 +48,8 @@ from excite.probes.findings import (
     since_step,
 )
 from excite.probes.layer_inputs import LayerInputs, layer_inputs
+from excite.probes.vital_signs.blocks import has_attention
+from excite.probes.vital_signs.sample import logits_of
 from excite.wiring.normalization import Source, as_trained
 
 _MOST_NAMED = 64  # units of one layer, over a whole training
@@ -91,6 +95,8 @@ class Rank(Probe):
         ``rank/statistics/example``: number of normalizations that used the statistics of the example.
         ``rank/statistics/running``: number that used running statistics because they are in evaluation mode.
         ``rank/statistics/few``: number that used running statistics because the example has one value per channel.
+        ``rank/answers``: number of classes of a model with attention that returns one row of logits per sequence, not per
+        token (2 for one logit): towards as many directions its layers may collapse without harm.
         ``rank/deficient/LAYER``: with `units=True`, fraction of the layer's units that the example does not excite (`Units`).
         ``rank/unit/LAYER/K``: with `units=True`, 1 at the step at which unit K stopped being excited and 0 at the step at
         which it was excited again; no more than 64 units per layer, and no value for units that do not change.
@@ -128,7 +134,7 @@ class Rank(Probe):
         ),
         order=50,
         heatmap=True,
-        hidden=("unit", "statistics"),
+        hidden=("unit", "statistics", "answers"),
         docs="richness.md#quantities-of-a-layer",
     )
     reduction = "mean"
@@ -147,7 +153,7 @@ class Rank(Probe):
         """Measures ranks and excited units of the inputs of every layer."""
         signals = [signal for signal in ctx.signals if signal.input.is_floating_point()]
         statistics = ctx.statistics
-        known = counted(statistics)
+        known = counted(statistics) | _answers(ctx)
         inputs = [self._inputs(signal) for signal in signals]
         covariances = Covariances([layer_rows.rows for layer_rows in inputs])
         layers = [signal.layer for signal in signals]
@@ -238,6 +244,18 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     return values
 
 
+def _answers(ctx: StepContext) -> dict[str, float]:
+    """The number of classes of a model of sequences that returns one row of logits for each."""
+    if ctx.example is None or not has_attention(ctx.model):
+        return {}
+    try:
+        logits = logits_of(ctx.output)
+    except ExciteError:
+        return {}
+    one_each = logits.dim() == 2 and len(logits) == batch_size(ctx.example)
+    return {"answers": float(logits.shape[1])} if one_each else {}
+
+
 def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
     """The units that these rows do not excite."""
     rows, active = live_rows(what, live)
@@ -287,7 +305,11 @@ def _ranks(history: MetricSeries) -> list[Finding]:
         up = rise(series) if layer not in names else None
         if up is not None and up.large and up.now - up.before >= 1:
             risen.append((layer, up))
-    result = [_collapse(fallen, fractions, directions_lost)] if fallen else []
+    needed = answered_rank(history)
+    if fallen and needed is not None and all(down.now >= needed for _, down in fallen):
+        result = [_answered(fallen, history)]
+    else:
+        result = [_collapse(fallen, fractions, directions_lost)] if fallen else []
     if risen:
         listed = "; ".join(
             f"{layer} from {number(up.before)} to {number(up.now)} {since(up)}" for layer, up in risen[:MAX_NAMED]
@@ -295,6 +317,17 @@ def _ranks(history: MetricSeries) -> list[Finding]:
         tail = f", and {len(risen) - MAX_NAMED} more" if len(risen) > MAX_NAMED else ""
         result.append(Finding("good", f"Layers gained rank, they see more directions of their input: {listed}{tail}."))
     return result
+
+
+def _answered(fallen: Sequence[tuple[str, Change]], history: MetricSeries) -> Finding:
+    """A network that has learned which of m classes a sequence belongs to needs m − 1 directions."""
+    classes, lowest = int(finite(history[ANSWERS])[1][-1]), min(down.now for _, down in fallen)
+    layers = f"The inputs of {len(fallen)} layers" if len(fallen) > 1 else f"The input of layer {fallen[0][0]}"
+    text = (
+        f"{layers} lost rank while the loss fell, down to {number(lowest)}: {classes} classes need {classes - 1} "
+        f"direction{'s' if classes > 2 else ''}. The network has collapsed to its answers; weights along other directions are no longer excited."
+    )
+    return Finding("note", text)
 
 
 def _collapse(

@@ -12,7 +12,7 @@ from excite._core.intercept.padded_rows import padded_weights
 from excite.errors import InputError, ModelError
 from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
-from excite.probes.findings import Finding, MetricSeries, Panel, fall, number, since
+from excite.probes.findings import Finding, MetricSeries, Panel, answered_rank, fall, number, since
 from excite.probes.vital_signs.sample import block_outputs, few_sequences, running
 from excite.probes.vital_signs.tokens import at_places, spread, token_mask, wide
 from excite.wiring.normalization import as_trained
@@ -145,5 +145,7 @@ class TokenRank(Probe):
             return []
         path = min(low, key=lambda one: low[one].now)
         down = low[path]
+        if answered_rank(history) is not None:  # then every token of a sequence comes to say what its answer is
+            return []
         return [Finding("warning", f"Tokens of a sequence became alike after {path}: their rank fell from {number(down.before)} to "
                                    f"{number(down.now)} {since(down)}.", "Look at the entropy of attention in this block.")]  # fmt: skip
