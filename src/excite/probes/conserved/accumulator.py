@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excite.probes.conserved.integrals.squares import SquaresIntegral
 from excite.probes.conserved.laws import LawSums, NamedLaw
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.step_terms import StepRecord
@@ -46,6 +47,7 @@ class Accumulator:
         self.worst = torch.zeros_like(self.start)
         self.worst_step = torch.zeros(count, dtype=torch.long, device=device)
         self.flagged = torch.full((count,), -1, dtype=torch.long, device=device)
+        self.integral = SquaresIntegral(self.start)
         law_of = [i for i, law in enumerate(laws) for _ in range(law.group.channels)]
         self._law = torch.tensor(law_of, dtype=torch.long).to(device)
         number = {path: i for i, path in enumerate(sums.paths)}
@@ -79,6 +81,7 @@ class Accumulator:
         sums = made - read
         value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
         terms_by_name, terms = self._terms_of(records, sums, groups, group_matrix)
+        self._integrate(records, sums, group_matrix)
         before = torch.cat([self.value[None], value[:-1]])
         residual = value - before - terms_by_name.sum(1)
         if records[0].missing:  # what is left there was not predicted
@@ -103,6 +106,13 @@ class Accumulator:
             term += last
         self.parts, self.scale, self.value, self.ww = (x[-1].clone() for x in (terms_by_name, scale, value, rows[:, 0]))
         return torch.cat([(value - self.start)[:, None], scale[:, None], terms_by_name], 1)
+
+    def _integrate(self, records: list[StepRecord], sums: Tensor, group_matrix: Tensor) -> None:
+        """Moves the integral of the laws on by these steps."""
+        products = {name: sums[:, i] for i, name in enumerate(records[0].products)}
+        one = group_matrix.sum(0) == 1  # all weights of the law have the same settings
+        group = torch.where(one, group_matrix.argmax(0), -1)[self._law]
+        self.integral.advance([record.motions for record in records], products, self._eps_terms(records), group)
 
     def _terms_of(
         self, records: list[StepRecord], sums: Tensor, groups: Tensor, group_matrix: Tensor
@@ -192,10 +202,11 @@ class Accumulator:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        return {name: getattr(self, name).clone() for name in _KEPT}
+        return {name: getattr(self, name).clone() for name in _KEPT} | {"integral": self.integral.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         for name in _KEPT:
             setattr(self, name, state[name].to(getattr(self, name)).clone())
+        self.integral.load_state_dict(state.get("integral"))
         self.ww = None

@@ -19,6 +19,7 @@ from excite._core.wrappers import unwrap
 from excite.errors import InputError, ModelError
 from excite.probes.conserved.accumulator import Accumulator
 from excite.probes.conserved.hyperparameters import Settings
+from excite.probes.conserved.integrals.sums import TranslationEntry, TranslationSums
 from excite.probes.conserved.laws import LawSums, NamedLaw, check_wiring
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.off_diagonal import OffDiagonal
@@ -30,6 +31,7 @@ from excite.probes.conserved.unchecked import UncheckedSteps
 from excite.probes.conserved.update_terms import PARTS, UpdateRule, rule_of
 from excite.wiring.groups import Group, named, named_by_number
 from excite.wiring.tracing import Wiring, trace
+from excite.wiring.translations import Translation
 
 _RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
 _TOLERANCE = {
@@ -71,6 +73,7 @@ class Ledger:
         groups: Channel groups of the model's wiring, one law each.
         off_diagonal: Also follow the whole matrix of each law, up to this many channels (True: 256).
         tolerance: Flag a step whose residual exceeds this fraction of the squared weights; see `conservation`.
+        translations: Last layers whose sums over the classes are conserved under softmax cross-entropy (`Wiring.translations`).
 
     Raises:
         InputError: If the optimizer holds no parameter of the model, or the groups are those of another model.
@@ -91,6 +94,7 @@ class Ledger:
         groups: Sequence[Group],
         off_diagonal: bool | int = False,
         tolerance: float | None = None,
+        translations: Sequence[Translation] = (),
     ):
         self.model, self.optimizer = unwrap(model), optimizer
         parameters = {clean_path(path): p for path, p in self.model.named_parameters()}
@@ -118,6 +122,7 @@ class Ledger:
         self.precision = _lowest([p.dtype for p in self._parameters])
         self.tolerance = _TOLERANCE.get(self.precision, 0.1) if tolerance is None else tolerance
         self._off = OffDiagonal(laws, parameters, off_diagonal) if off_diagonal else None
+        self._translations = self._sums_over_classes(translations, parameters, known)
         self.steps = 0
         self._accumulator = Accumulator(self._sums, laws, self._squares(), self.tolerance, self._norms)
         self._state_bytes = self._accumulator.nbytes
@@ -127,6 +132,17 @@ class Ledger:
         self._failure: Exception | None = None
         hooks = self._kept(self._before), self._kept(self._after)
         self._hooks = [optimizer.register_step_pre_hook(hooks[0]), optimizer.register_step_post_hook(hooks[1])]
+
+    def _sums_over_classes(
+        self, translations: Sequence[Translation], parameters: Mapping[str, Tensor], known: set[int]
+    ) -> TranslationSums:
+        """Those whose weights are in the optimizer."""
+        inside = [
+            one
+            for one in translations
+            if all(path is None or id(parameters[path]) in known for path in (one.parameter, one.bias))
+        ]
+        return TranslationSums(inside, parameters, self.optimizer.state, self.rule == "sgd")
 
     # -- at every step -------------------------------------------------------------------------------------------
     def _kept(self, hook: Callable[..., None]) -> Callable[..., None]:
@@ -160,9 +176,12 @@ class Ledger:
     @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.steps += 1
+        passes = self._passes.drain()
+        if self._translations.pieces:
+            self._translations.after({id(p): g for g in optimizer.param_groups for p in g["params"]}, passes)
         if not self.laws:
             return
-        record = replace(self._step_terms.after(self.steps, optimizer), passes=self._passes.drain())
+        record = replace(self._step_terms.after(self.steps, optimizer), passes=passes)
         for number, law in enumerate(self.laws if self._step_terms.unchecked is not None or record.missing else ()):
             reason = self._step_terms.unchecked or record.missing.get(number)
             if reason is not None:
@@ -214,7 +233,7 @@ class Ledger:
         flagged = accumulator.flagged.masked_fill(~still & (accumulator.flagged < 0), self.steps + 1)
         columns = {
             "value": value, "start": accumulator.start, "drift": drift, "residual": residual, "scale": accumulator.scale,
-            "worst": accumulator.worst, "worst_step": accumulator.worst_step, "flagged": flagged,
+            "integral": accumulator.integral.value, "worst": accumulator.worst, "worst_step": accumulator.worst_step, "flagged": flagged,
         }  # fmt: skip
         columns = {name: column.cpu() for name, column in columns.items()}
         terms = accumulator.parts.cpu()
@@ -230,7 +249,14 @@ class Ledger:
                 )
             )
         self.check_same_parameters()
-        return LedgerReport(self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule)
+        return LedgerReport(
+            self.steps, tuple(entries), self._unchecked, self.precision, self.tolerance, self.rule,
+            self._translations.read(self.tolerance),
+        )  # fmt: skip
+
+    def translations(self) -> list[Callable[[], TranslationEntry]]:
+        """The sums over classes as of now, left on the device: calling one of the results waits for it."""
+        return self._translations.snapshot(self.tolerance)
 
     @torch.no_grad()
     def state(self) -> Tensor:
@@ -281,6 +307,7 @@ class Ledger:
             **self._accumulator.state_dict(),
             "decay": self._step_terms.state_dict(),
             "unchecked": self.unchecked.state_dict(),
+            "translations": self._translations.state_dict(),
             "off_diagonal": {} if self._off is None else self._off.state_dict(),
         }
 
@@ -295,6 +322,7 @@ class Ledger:
         self.steps = int(state["steps"])
         self._step_terms.load_state_dict(state.get("decay", {}))
         self.unchecked.load_state_dict(state.get("unchecked", {}))
+        self._translations.load_state_dict(state.get("translations", {}))
         if self._off is not None:
             self._off.load_state_dict(state["off_diagonal"])
 
@@ -392,4 +420,4 @@ def conservation(
         off_diagonal = check_count(off_diagonal, "off_diagonal", also="True or False")
     if tolerance is not None:
         tolerance = check_number(tolerance, "tolerance", 0)
-    return Ledger(model, optimizer, wiring.groups, off_diagonal, tolerance)
+    return Ledger(model, optimizer, wiring.groups, off_diagonal, tolerance, wiring.translations)

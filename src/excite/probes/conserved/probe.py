@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from excite._core.calls import Pick
 from excite._core.checks import check_count, check_flag, check_number, is_flag
 from excite.errors import InputError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext
+from excite.probes.conserved.integrals.sums import TranslationEntry
 from excite.probes.conserved.ledger import Ledger, Snapshot, conservation
 from excite.probes.conserved.unchecked import REASONS
 from excite.probes.conserved.update_terms import PARTS
@@ -34,6 +35,8 @@ class Conservation(Probe):
         ``conservation/unchecked/L``: fraction of the steps in which the law was not checked because the update could not be
         predicted from the gradient; recorded once there is such a step.
         ``conservation/label/KEY``: 1 for each reason (`excite.probes.conserved.unchecked.REASONS`).
+        ``conservation/drift/LAYER/translation``, ``conservation/rest/LAYER/translation``: the same of the sums of the last layer over the
+        classes, relative to their absolute values; for SGD under softmax cross-entropy of the outputs, else not recorded.
         ``conservation/off-diagonal/L``: with `off_diagonal`, largest residual off the diagonal of the law's matrix.
 
     Args:
@@ -116,18 +119,18 @@ class Conservation(Probe):
         ledger = self.ledger
         if ledger is None or not ledger.laws:
             return {}
-        snapshot = ledger.snapshot()
+        snapshot, translations = ledger.snapshot(), ledger.translations() if self.parts else []
         if not self._options["off_diagonal"]:
-            compute = partial(self._values, snapshot)
+            compute = partial(self._values, snapshot, translations)
             return Deferred(compute, prepare=ledger.commit, on_device=ledger.device.type != "cpu")
         ledger.commit()
-        values = self._values(snapshot)
+        values = self._values(snapshot, translations)
         for entry in ledger.read().entries:
             if entry.off_diagonal is not None:
                 values[f"off-diagonal/{entry.name}"] = entry.off_diagonal.relative
         return values
 
-    def _values(self, snapshot: Snapshot) -> dict[str, float]:
+    def _values(self, snapshot: Snapshot, translations: Sequence[Callable[[], TranslationEntry]]) -> dict[str, float]:
         assert self.ledger is not None
         row = snapshot.summary()
         values = {f"drift/{name}": drift for name, drift in zip(row.names, row.drift)}
@@ -142,6 +145,9 @@ class Conservation(Probe):
                 values |= {
                     f"{term}/{name}": fraction for name, fraction, yes in zip(row.names, fractions, occurs) if yes
                 }
+        for entry in (compute() for compute in translations):
+            if entry.why is None:
+                values |= {f"drift/{entry.name}": entry.moved, f"rest/{entry.name}": entry.relative}
         return values
 
     def state_dict(self) -> dict[str, Any]:

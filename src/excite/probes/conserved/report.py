@@ -11,6 +11,7 @@ from torch import Tensor
 
 from excite._core.compatibility import renamed_fields, renamed_keywords
 from excite.errors import InputError
+from excite.probes.conserved.integrals.sums import TranslationEntry
 from excite.probes.conserved.off_diagonal import Matrix
 from excite.wiring.groups import Group
 
@@ -46,6 +47,8 @@ class LedgerEntry:
         off_diagonal: The law's matrix off its diagonal, if requested.
         tolerance: Largest residual of a step, over the scale, that counts as rounding.
         why: Why the law is not checked, or None. Where an update is not predicted from the gradient, nothing can be flagged.
+        integral: The value after the last step, integrated from the start and the squared updates alone; NaN where the equations do not
+            apply (optimizers other than SGD, Nesterov's momentum, settings that differ within the law).
 
     Example:
         >>> with excite.probes.conservation(model, optimizer, x) as ledger:
@@ -70,6 +73,7 @@ class LedgerEntry:
     off_diagonal: Matrix | None
     tolerance: float
     why: str | None = None  # why the law is not checked, if it is not: its change was taken as it came
+    integral: Tensor | None = None
 
     @property
     def law(self) -> str:
@@ -85,6 +89,11 @@ class LedgerEntry:
     def moved(self) -> float:
         """The largest |drift| / scale over the channels."""
         return self._over(self.drift)
+
+    @property
+    def integral_error(self) -> float:
+        """The largest |value − integral| / scale over the channels; NaN where there is no integral."""
+        return float("nan") if self.integral is None else self._over(self.value - self.integral)
 
     @renamed_keywords(part="term")
     def share(self, term: str) -> float:
@@ -127,6 +136,7 @@ class LedgerReport:
         precision: Lowest precision of the weights, whose rounding limits what can be detected.
         tolerance: Largest residual of a step, over the squared weights, that counts as rounding.
         rule: Name of the optimizer's update formula; "measured" if there is none, so that its updates are not checked.
+        translations: Sums over the classes of the last layer, conserved under softmax cross-entropy.
 
     Example:
         >>> with excite.probes.conservation(model, optimizer, x) as ledger:
@@ -143,6 +153,7 @@ class LedgerReport:
     precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
     tolerance: float
     rule: str  # the optimizer's formula; "measured": it is not known, its update is taken as it comes and not checked
+    translations: tuple[TranslationEntry, ...] = ()
 
     def __getitem__(self, name: str) -> LedgerEntry:
         for entry in self.entries:
@@ -152,8 +163,12 @@ class LedgerReport:
 
     @property
     def holds(self) -> bool:
-        """Every law was checked at every step and held; False if there was none, or no step to check."""
-        return self.steps > 0 and bool(self.entries) and all(entry.holds for entry in self.entries)
+        """Every law was checked at every step and held; False if there was none, or no step to check.
+
+        Sums over classes count where they were checked: they are conserved under cross-entropy only.
+        """
+        flagged = any(entry.state == "flagged" for entry in self.translations)
+        return self.steps > 0 and bool(self.entries) and all(entry.holds for entry in self.entries) and not flagged
 
     def between(self, names: Iterable[str]) -> float:
         """Drift of the sum of several laws over all their channels: what enters those channels minus what leaves them.
@@ -179,8 +194,9 @@ class LedgerReport:
             if e.off_diagonal is not None:
                 what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
                 lines.append(f"{'':<{width}}    off the diagonal: residual {e.off_diagonal.relative:.1e} ({what})")
+        lines += [_translation_line(entry) for entry in self.translations]
         lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
-        if not self.entries and not self.unchecked:
+        if not self.entries and not self.unchecked and not self.translations:
             lines.append("nothing to check: no channels lie between two layers")
         return "\n".join(lines)
 
@@ -195,3 +211,10 @@ class LedgerReport:
         if entry.first_flag > self.steps:
             return f"  changed after step {self.steps}, not by the optimizer"
         return f"  residual at step {entry.first_flag}"
+
+
+def _translation_line(entry: TranslationEntry) -> str:
+    if entry.why is not None:
+        return f"{entry.name}: sums over the classes not checked: {entry.why}"
+    flag = "" if entry.state == "holds" else "  changed, not by the optimizer"
+    return f"{entry.name}: sums over the classes moved by {entry.moved:.1e}, residual {entry.relative:.1e}{flag}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from excite.errors import InputError
 from excite.probes.conserved.decay_fraction import DecayShare
 from excite.probes.conserved.hyperparameters import Hyperparameters, Settings
+from excite.probes.conserved.integrals.squares import Motion
 from excite.probes.conserved.laws import Derive, LawSums
 from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.unchecked import Reason
@@ -38,7 +39,7 @@ class StepRecord:
     Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
     `rates` are its own. `terms` are those of `NormTerms`; `missing` are the laws whose terms are not known. `rounding`: relative
     errors of what the optimizer computes of its settings, in general and in 1 − ηλ. `passes`: the machine epsilon of autocast,
-    where the gradients were computed under it.
+    where the gradients were computed under it. `motions`: by form, the settings of SGD from which laws can be integrated.
     """
 
     step: int
@@ -51,6 +52,7 @@ class StepRecord:
     missing: Mapping[int, Reason] = field(default_factory=dict)
     rounding: tuple[float, float] = (0.0, 0.0)
     passes: float = 0.0
+    motions: tuple[Motion | None, ...] = ()
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -77,6 +79,7 @@ class StepTerms:
         self._numbers = Hyperparameters()
         self._decay_fraction = DecayShare()
         self._shared = False  # decay acts through a buffer in this step
+        self._fresh: list[bool] = []  # by parameter, whether its momentum buffer begins with this step
         self._group_of_parameter: tuple[int, list[int]] | None = (
             None  # how many groups the optimizer has, and the group of each
         )
@@ -126,6 +129,7 @@ class StepTerms:
             self._copies = [torch.empty_like(w) for w in weights]
         torch._foreach_copy_(self._copies, weights)
         states = [optimizer.state.get(p, {}) for p in self._parameters]
+        self._fresh = [state.get("momentum_buffer") is None for state in states]
         self._shared = rule in ("sgd", "adam") and self._decay_fraction.before(states, settings, weights)
         # Some implementations add Nesterov's momentum to the gradient in place.
         if not self._blind and (rule == "measured" or nesterov):
@@ -186,7 +190,22 @@ class StepTerms:
         return StepRecord(
             step, tuple(products), rows, owner, forms, tuple([key[0] for key in alike]),
             self._terms, self._missing, _rounding(settings, exact),
+            motions=self._motions(settings, owner, len(alike)),
         )  # fmt: skip
+
+    def _motions(self, settings: Sequence[Settings], owner: Sequence[int], count: int) -> tuple[Motion | None, ...]:
+        """The settings of SGD by form; None where they differ, for Nesterov's momentum and for other optimizers."""
+        result: list[Motion | None] = [None] * count
+        if self._rule != "sgd" or any(setting["nesterov"] for setting in settings):
+            return tuple(result)
+        several: list[set[Motion]] = [set() for _ in result]
+        for i, (setting, form) in enumerate(zip(settings, owner)):
+            fresh = not self._quick and self._fresh[i]
+            rate, decay, momentum, dampening = (
+                float(setting[name]) for name in ("lr", "weight_decay", "momentum", "dampening")
+            )
+            several[form].add(Motion(rate, decay, momentum, dampening, fresh))
+        return tuple(next(iter(motions)) if len(motions) == 1 else None for motions in several)
 
     def _gradients(self, settings: Sequence[Settings]) -> list[Tensor]:
         """The direction that the optimizer descends along: of an objective that it maximizes, minus the gradient."""

@@ -30,6 +30,11 @@ def roles_by_name(roles: WeightRoles, wiring: Wiring) -> dict[str, str]:
         _heads(wiring.attentions),
         _modules(roles, wiring.parameters),
         _blocks(wiring.attentions),
+        (
+            (f"{one.layer}/translation", f"{result[one.layer]}, sums over classes")
+            for one in wiring.translations
+            if one.layer in result
+        ),
         ((junction.name, _between(junction.before, junction.after)) for junction in junctions(wiring)),
     )
     for name, role in (pair for pairs in further for pair in pairs if pair[1]):
