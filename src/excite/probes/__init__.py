@@ -14,6 +14,7 @@ from excite.probes.base import Probe, StepContext
 from excite.probes.bias_trajectory.consistency import Consistency, Consistent, consistency
 from excite.probes.bias_trajectory.probe import Trajectory
 from excite.probes.bias_trajectory.updates import Updates, trajectory
+from excite.probes.consequences import Consequences
 from excite.probes.conserved.ledger import Ledger, conservation
 from excite.probes.conserved.probe import Conservation
 from excite.probes.conserved.report import LedgerEntry, LedgerReport
@@ -48,6 +49,7 @@ __all__ = [
     "AttentionSpectrum",
     "Between",
     "Budget",
+    "Consequences",
     "Conservation",
     "Consistency",
     "Consistent",

@@ -69,7 +69,7 @@
       const layers = this.current().layers;
       const options = [];
       if (layers.includes("")) options.push(["", "whole network"]);
-      if (layers.some((one) => one !== "")) options.push(["*", layers.every((one) => ["", "train", "test"].includes(one)) ? "training and test points" : "all layers"]);
+      if (layers.some((one) => one !== "")) options.push(["*", layers.every((one) => ["", "train", "test"].includes(one)) ? "training and test points" : layers.every((one) => ["measured", "expected"].includes(one)) ? "measured and expected" : "all layers"]);
       options.push(...layers.filter((one) => one !== "").map((one) => [`=${one}`, this.role(one) ? `${this.role(one)} (${one})` : one]));
       if (!options.some(([value]) => value === this.layer)) this.layer = options[0][0];
       fill(this.layers, options, this.layer);

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
+from excite.probes.consequences import expected_rotation, rank_bound
 from excite.studies.computed import Computed, OnProgress, Outcome, StepsScale
 from excite.studies.study import Claim, Study, Variant, VariantResult
 
@@ -36,6 +37,7 @@ SOURCES = {
 }
 _BETAS, _MOMENTUM = (0.9, 0.99), 0.9
 EPSILON = 0.1  # how near the low-rank matrix is, relative to the spectral norm
+_SGD = {"momentum": _MOMENTUM, "dampening": 0.0}
 _WIDTH, _CLASSES = 32, 8
 
 SCALES = {
@@ -54,13 +56,10 @@ def predicted_rotation(optimizer: str, rate: float, decay: float) -> float:
 
     A gradient adds η²E‖u‖² to ‖w‖² in all, decay takes 2ηλ‖w‖²; what one step moves is smaller by what momentum averages out.
     """
-    averaged = (1 - _BETAS[0]) / (1 + _BETAS[0]) if optimizer == "adamw" else 1 / (1 + _MOMENTUM)
-    return math.sqrt(2 * rate * decay * averaged)
-
-
-def rank_bound(batch: float, rate: float, decay: float) -> float:
-    """The rank of a matrix within ε: gradients of rank B that decay has left more than ε/2 of."""
-    return batch * math.log(2 / EPSILON) / (rate * decay)
+    own = {"betas": _BETAS, "decoupled_weight_decay": True} if optimizer == "adamw" else _SGD
+    angle = expected_rotation({"lr": rate, "weight_decay": decay, **own})
+    assert angle is not None
+    return angle
 
 
 def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> Outcome:
@@ -147,7 +146,8 @@ def rank(steps: int, seed: int) -> Outcome:
     counts = torch.stack(rows).double().mean(0).tolist()
     largest = torch.stack(rows).amax(0).tolist()
     points = [
-        [batch / product, rank_bound(batch, 1.0, product), count] for (batch, product), count in zip(grid, counts)
+        [batch / product, rank_bound(batch, 1.0, product, EPSILON), count]
+        for (batch, product), count in zip(grid, counts)
     ]
     order = stats.spearmanr([at for at, _, _ in points], counts).statistic
     return Outcome(
