@@ -100,7 +100,7 @@ def test_rotation_settles_where_it_is_expected(tmp_path):
     assert measured[-20:].mean() == pytest.approx(expected[-1], rel=0.15)
 
 
-def test_without_decay_nothing_is_expected_and_without_matrices_the_probe_is_refused(tmp_path):
+def test_without_decay_nothing_is_expected(tmp_path):
     model = Normalized()
     train(model, torch.optim.Adam(model.parameters()), tmp_path / "run", 2, Consequences(Every(1)))
     names = excite.load_run(tmp_path / "run").names()

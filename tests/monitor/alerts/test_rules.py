@@ -46,7 +46,7 @@ def test_rank_collapse_is_a_fall_that_lasts():
     assert not begins([Fell()], {name: [40, 61, 50, 16, 16, 16, 16]}), "a quarter is the limit"
 
 
-def test_ranks_that_fall_towards_the_number_of_classes_are_no_collapse():
+def test_ranks_may_fall_to_the_number_of_classes():
     name, ranks, learned = "rank/effective/h.3.mlp", [22, 20, 4, 3, 3, 3], [1.4, 1.3, 0.9, 0.5, 0.2, 0.1]
     answers = {"rank/answers": [4] * 6}
     assert not begins([Fell()], {"loss/step": learned, name: ranks} | answers)

@@ -138,7 +138,7 @@ class Sequences(nn.Module):
         return self.head(self.up(x.mean(1) if self.classes else x).relu())
 
 
-def test_number_of_answers_is_recorded_for_models_with_one_for_each_sequence():
+def test_answers_for_each_sequence_are_counted():
     ids = torch.arange(24).view(4, 6)
     assert Rank().measure(StepContext(Sequences(4), 0, example=ids))["answers"] == 4
     assert Rank().measure(StepContext(Sequences(1), 0, example=ids))["answers"] == 2
@@ -147,7 +147,7 @@ def test_number_of_answers_is_recorded_for_models_with_one_for_each_sequence():
 
 
 @pytest.mark.slow
-def test_a_classifier_that_collapses_onto_four_classes_is_not_reported_as_damaged(tmp_path):
+def test_a_collapse_onto_four_classes_is_no_damage(tmp_path):
     torch.manual_seed(0)
     model, optimizer = (net := Sequences(4)), torch.optim.AdamW(net.parameters(), 5e-3)
     y = torch.arange(64) % 4

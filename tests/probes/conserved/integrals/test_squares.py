@@ -116,7 +116,7 @@ def test_where_there_is_none(kind):
     assert math.isnan(entry.integral_error)
 
 
-def test_groups_with_settings_of_their_own_have_integrals_of_their_own():
+def test_groups_have_integrals_of_their_own():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)
