@@ -189,7 +189,7 @@ def _short(value: Any) -> str:
         return f"{kind}{value.dtype} {shape} {value.device.type}"
     try:
         return " ".join(repr(value).split())[:60]
-    except Exception:  # of a data set without points
+    except Exception:  # of a dataset without points
         return type(value).__name__
 
 

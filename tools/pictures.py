@@ -190,7 +190,7 @@ PAGES: list[dict[str, Any]] = [
 
 
 def of_data() -> None:
-    """Samples of the built-in data sets."""
+    """Samples of the built-in datasets."""
     figure = Figure(figsize=(9, 2.4), layout="constrained", dpi=120)
     axes = figure.subplots(1, 4)
     digits = load("digits")

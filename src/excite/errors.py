@@ -18,7 +18,7 @@ class RunError(ExciteError):
 
 
 class DataError(ExciteError):
-    """A data set is missing, could not be fetched, or does not have the expected hash or layout."""
+    """A dataset is missing, could not be fetched, or does not have the expected hash or layout."""
 
 
 class TrainingStopped(ExciteError):

@@ -1,4 +1,4 @@
-"""Diagnosis of an installation: versions, devices, extras, data sets, problems."""
+"""Diagnosis of an installation: versions, devices, extras, datasets, problems."""
 
 from __future__ import annotations
 

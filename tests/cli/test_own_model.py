@@ -68,7 +68,7 @@ def test_other_data(excite, refused, run, tmp_path):
     assert "not stored: measured on other data than the run's own" in out
     assert "unit: that of the inputs, whose range is not known" in out
     assert "unit: pixels from 0 to 1" in excite("margins", run, *options, "--bounds", "0", "1")[1]
-    refused("data: expected a data set", "margins", run, "--trust", "--data", "nothing")
+    refused("data: expected a dataset", "margins", run, "--trust", "--data", "nothing")
     refused("there is no file", "margins", run, "--trust", "--data", "none.npz")
 
 

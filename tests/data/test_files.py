@@ -1,4 +1,4 @@
-"""Data sets in files of tensors."""
+"""Datasets in files of tensors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Points drawn from tensors, data sets and loaders, without disturbing them."""
+"""Points drawn from tensors, datasets and loaders, without disturbing them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ SOURCES = {
     "tensors": (X, Y),
     "arrays": [X.numpy(), Y.numpy()],
     "labels (N, 1)": (X, Y[:, None]),
-    "data set": TensorDataset(X, Y),
+    "dataset": TensorDataset(X, Y),
     "loader": DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
     "three items": DataLoader(TensorDataset(X, Y, torch.arange(50)), batch_size=7),
     "dicts": DataLoader(list(zip(X, Y)), batch_size=7, collate_fn=dicts),
     "workers": DataLoader(TensorDataset(X, Y), batch_size=7, num_workers=1),
     "stream": DataLoader(Stream(), batch_size=7),
-    "iterable data set": Stream(),
+    "iterable dataset": Stream(),
     "list of batches": [(X[:20], Y[:20]), (X[20:], Y[20:]), (X[:0], Y[:0])],
     "list of samples": list(zip(X, Y)),
     "whole batches": DataLoader([(X[:20], Y[:20]), (X[20:], Y[20:])], batch_size=None),

@@ -1,4 +1,4 @@
-"""Output of `excite doctor`: versions, devices, extras and data sets on this machine, and problems with them."""
+"""Output of `excite doctor`: versions, devices, extras and datasets on this machine, and problems with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def diagnose() -> Diagnosis:
     """Examines this machine and this Python; downloads and writes nothing.
 
     Returns:
-        Versions, devices, extras and data sets, and the problems with them.
+        Versions, devices, extras and datasets, and the problems with them.
     """
     diagnosis = Diagnosis()
     diagnosis.add("versions", "excite", __version__)

@@ -51,20 +51,20 @@ DataName = Annotated[
     typer.Option(
         "--data",
         metavar="NAME",
-        help="A data set, or a .safetensors or .npz file with x_train, y_train, x_test and y_test; by default the run's own data.",
+        help="A dataset, or a .safetensors or .npz file with x_train, y_train, x_test and y_test; by default the run's own data.",
     ),
 ]
 Normalize = Annotated[
     str | None,
     typer.Option(
         metavar="MEAN/STD",
-        help="By which the data were normalized, per channel, such as 0.5,0.5,0.5/0.2,0.2,0.2; margins are then in pixels.",
+        help="Normalization of the data per channel, such as 0.5,0.5,0.5/0.2,0.2,0.2; margins are then in pixels.",
     ),
 ]
 InputBounds = Annotated[
     tuple[float, float] | None, typer.Option("--bounds", help="Smallest and largest value of an input, such as 0 1.")
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Number of trainings at a time on the CPU.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of training runs in parallel on the CPU.")]
 On = Annotated[
     str | None,
     typer.Option(

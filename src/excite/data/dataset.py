@@ -1,4 +1,4 @@
-"""A data set: training and test points as tensors, with what is known about them."""
+"""A dataset: training and test points as tensors, with what is known about them."""
 
 from __future__ import annotations
 

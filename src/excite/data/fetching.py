@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of downloaded data sets.
+    """Returns the folder of downloaded datasets.
 
     Args:
         root: Folder to use instead of the default.

@@ -1,4 +1,4 @@
-"""Data sets in a file of tensors: x_train, y_train, x_test, y_test in a .safetensors or .npz file."""
+"""Datasets in a file of tensors: x_train, y_train, x_test, y_test in a .safetensors or .npz file."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MAX_CLASSES = 10**6
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data set with what its file says about how it was measured.
+    """A dataset with what its file says about how it was measured.
 
     Attributes:
-        data: The data set.
+        data: The dataset.
         about: How they are measured, JSON text in the header's entry "settings": `normalize`, `bounds`, `threshold`, `output`, `key`, as far as known.
     """
 
@@ -38,7 +38,7 @@ class DataFile:
 
 
 def load_file(path: str | os.PathLike[str], name: str | None = None) -> DataFile:
-    """Reads a data set from a file of tensors. Nothing in the file is executed.
+    """Reads a dataset from a file of tensors. Nothing in the file is executed.
 
     Args:
         path: A .safetensors or .npz file with x_train and y_train, x_test and y_test, or both. Points are floats; labels are
@@ -49,7 +49,7 @@ def load_file(path: str | os.PathLike[str], name: str | None = None) -> DataFile
         The set, on the CPU.
 
     Raises:
-        DataError: If the file cannot be read, or its tensors do not form a data set.
+        DataError: If the file cannot be read, or its tensors do not form a dataset.
     """
     file = check_path(path)
     if file.suffix not in SUFFIXES:

@@ -1,4 +1,4 @@
-"""Loading of data sets by name."""
+"""Loading of datasets by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(
     scale: Scale = (-1, 1),
     **options: float,
 ) -> Dataset:
-    """Loads a data set. The same arguments give the same points.
+    """Loads a dataset. The same arguments give the same points.
 
     Args:
         name: "digits", "cifar10" or "mnist" (images); "boundaries", "linear-margins-1", "linear-margins-2", "frequencies" or
@@ -44,7 +44,7 @@ def load(
         **options: `omega` for "frequencies", `noise` for "moons".
 
     Returns:
-        The data set, on the CPU.
+        The dataset, on the CPU.
 
     Raises:
         InputError: If the name or an option is unknown, or there are fewer points than requested.
@@ -58,7 +58,7 @@ def load(
     if name not in NAMES:
         near = difflib.get_close_matches(str(name), NAMES, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(NAMES)}"
-        raise InputError(f"unknown data set {name!r}: {hint}")
+        raise InputError(f"unknown dataset {name!r}: {hint}")
     seed = check_seed(seed)
     if name in synthetic.SETS:
         if classes is not None or tuple(scale) != (-1, 1):

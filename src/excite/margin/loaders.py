@@ -1,4 +1,4 @@
-"""Margins of a data set of any size: batch by batch from a loader, stored as they are found, resumable, by several processes."""
+"""Margins of a dataset of any size: batch by batch from a loader, stored as they are found, resumable, by several processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def loader_margins(
     """
     if {"x", "y", "perturbations"} & set(arguments):
         raise InputError(
-            "x and y come from the loader, and perturbations of a whole data set are not kept: leave them out"
+            "x and y come from the loader, and perturbations of a whole dataset are not kept: leave them out"
         )
     check_model(model)
     batches = None if batches is None else check_count(batches, "batches")

@@ -1,6 +1,6 @@
 """Data that are normalized outside of the model: margins in the unit of the pixels.
 
-A data loader often gives (pixel − mean)/std. A margin in that unit differs from channel to channel and between data sets. With
+A data loader often gives (pixel − mean)/std. A margin in that unit differs from channel to channel and between datasets. With
 `normalize=(mean, std)` the model is composed with the normalization, and the search runs over pixels.
 """
 

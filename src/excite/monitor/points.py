@@ -1,7 +1,7 @@
 """A small fixed sample of the user's training and test data, drawn without disturbing anything that belongs to the training.
 
-Sources are tensors (x, y), data sets, loaders, and other objects that can be iterated more than once. Random numbers are drawn
-from generators of our own; those of the user, global ones and those of loaders, samplers and data sets, are put back.
+Sources are tensors (x, y), datasets, loaders, and other objects that can be iterated more than once. Random numbers are drawn
+from generators of our own; those of the user, global ones and those of loaders, samplers and datasets, are put back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _INPUTS = (
     "features",
 )
 _TOKENS = ("input_ids", "tokens", "token_ids")
-_FORMS = "a pair of tensors (x, y), a data set or a loader"
+_FORMS = "a pair of tensors (x, y), a dataset or a loader"
 _CPU = torch.device("cpu")
 
 
@@ -71,7 +71,7 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     """At most `most` points of a source, chosen at random by `seed`; the same in every process.
 
     Args:
-        source: Pair of tensors, data set, loader, or another object that can be iterated more than once.
+        source: Pair of tensors, dataset, loader, or another object that can be iterated more than once.
         part: "train" or "test", for messages.
         most: Largest number of points.
         seed: Seed of the choice.
@@ -87,7 +87,7 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     for name in (f"x_{part}", f"y_{part}"):
         if not hasattr(source, name):
             break
-    else:  # a data set of excite.data, of which each part is known
+    else:  # a dataset of excite.data, of which each part is known
         source = (getattr(source, f"x_{part}"), getattr(source, f"y_{part}"))
     generator = np.random.default_rng([seed, part == "test"])
     try:
@@ -138,7 +138,7 @@ def _draw(source: Any, split: str, max_points: int, generator: np.random.Generat
 
 
 def _from_loader(loader: DataLoader[Any], split: str, max_points: int, generator: np.random.Generator) -> Points:
-    """From the data set behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
+    """From the dataset behind a loader, in the loader's way: its workers, its collation, the indices of its sampler."""
     data: Any = loader.dataset
     if isinstance(data, IterableDataset):
         if iter(data) is data:
@@ -150,7 +150,7 @@ def _from_loader(loader: DataLoader[Any], split: str, max_points: int, generator
     indices = _indices(loader, split)
     chosen = [indices[i] for i in _choose(len(indices), max_points, generator)]
     size = getattr(loader, "batch_size", None)
-    unbatched = size is None and loader.batch_sampler is None  # each item of the data set is a batch
+    unbatched = size is None and loader.batch_sampler is None  # each item of the dataset is a batch
     reader = DataLoader(
         Subset(data, chosen),
         batch_size=None if unbatched else min(64, max(1, len(chosen))),
@@ -211,7 +211,7 @@ def _from_batches(batches: Iterable[Any], split: str, max_points: int) -> Points
 
 
 def draw_parts(train: Any, test: Any) -> dict[str, Points]:
-    """Points of the parts that were given; a data set of `excite.data` as `train` also has the test points."""
+    """Points of the parts that were given; a dataset of `excite.data` as `train` also has the test points."""
     if test is None and hasattr(train, "x_test") and len(train.x_test):
         test = train
     drawn = {split: draw(source, split) for split, source in (("train", train), ("test", test)) if source is not None}
@@ -335,7 +335,7 @@ def _described(batch: Any) -> str:
 
 @contextmanager
 def _generators_kept(source: Any) -> Iterator[None]:
-    """Puts back the state of the random generators that a loader, its sampler, its data set and their transforms hold."""
+    """Puts back the state of the random generators that a loader, its sampler, its dataset and their transforms hold."""
     generators: dict[int, Any] = {}
     _collect(source, generators, set(), 4)
     states = [(generator, _state(generator)) for generator in generators.values()]

@@ -51,7 +51,7 @@ def watch(
         optimizer: The optimizer of the training; needed for conserved quantities and gradient norms.
         probes: What to measure. Default: `excite.probes.default_probes()`.
         every: When to measure, instead of each probe's schedule: a number of steps, a `Budget(0.03)`, or a dict by probe name.
-        train: Training data, of which a fixed sample is drawn and its margins are measured: tensors (x, y), a data set or a loader.
+        train: Training data, of which a fixed sample is drawn and its margins are measured: tensors (x, y), a dataset or a loader.
         test: Test data, likewise.
         normalize: (mean, std) per channel, if these data are (pixel − mean)/std: margins are then in pixels from 0 to 1.
         bounds: (lowest, highest) value of an input. Default: (0, 1) with `normalize`, or the range of images within [0, 1] or [−1, 1].

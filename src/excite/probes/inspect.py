@@ -124,7 +124,7 @@ def inspect_layers(
         for name in zero.unknown:
             notes[name] = "points at which the output is zero count too: samples cannot be told apart in its input"
     if not points:
-        raise InputError("expected at least one point; got an empty data set")
+        raise InputError("expected at least one point; got an empty dataset")
     if not counts:
         raise ModelError("the model has no affine layer that can be seen: expected linear layers or convolutions")
     return points

@@ -113,7 +113,7 @@ def test_whole_images_and_figure_1():
 
 BAD = {
     "no points": (lambda m, x: richness(m, x[:0]), "at least one"),
-    "an empty loader": (lambda m, x: richness(m, []), "empty data set"),
+    "an empty loader": (lambda m, x: richness(m, []), "empty dataset"),
     "NaN": (lambda m, x: richness(m, torch.full_like(x, math.nan)), "finite"),
     "the wrong shape": (lambda m, x: richness(m, x[:, :3]), "does not run on inputs of shape"),
     "no tensor": (lambda m, x: richness(m, 3), "expected a tensor"),

@@ -156,7 +156,7 @@ def test_what_a_run_does_not_say(tmp_path):
     watched(tmp_path / "bare", with_points=False)
     with pytest.raises(RunError, match=r"has no data: excite.watch\(train=, test=\) stores them: pass --data NAME"):
         load_model(tmp_path / "bare", trust=True)
-    with pytest.raises(InputError, match=r"data: expected a data set \(.*moons.*; got 'moonz'"):
+    with pytest.raises(InputError, match=r"data: expected a dataset \(.*moons.*; got 'moonz'"):
         load_model(tmp_path / "bare", trust=True, data="moonz")
 
 

@@ -8,12 +8,12 @@ import typer
 
 from excite.cli.shared import add_group, console, print_line, progress_bars
 
-data_app = add_group("data", "List, download and verify data sets.")
+data_app = add_group("data", "List, download and verify datasets.")
 
 
 @data_app.command("list", epilog="Example: excite data list")
 def data_list() -> None:
-    """List the available data sets and the folder of downloads."""
+    """List the available datasets and the folder of downloads."""
     from rich.table import Table
 
     from excite.data import BUILT_IN, DOWNLOADED, cache_folder
@@ -31,7 +31,7 @@ def data_list() -> None:
 
 @data_app.command("fetch", epilog="Example: excite data fetch cifar10")
 def data_fetch(name: Annotated[str, typer.Argument(help="cifar10 or mnist.")]) -> None:
-    """Download, verify and cache a data set. Files that already exist with the right hash are not downloaded again."""
+    """Download, verify and cache a dataset. Files that already exist with the right hash are not downloaded again."""
     from excite.data import fetch
 
     with progress_bars() as progress:

@@ -20,7 +20,7 @@ def demo(
         int, typer.Option(min=1, help="Number of seeds; each draws a data split and initial weights.")
     ] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per training; fewer for a quick try.")] = 60,
-    workers: Annotated[int, typer.Option(min=1, help="Number of trainings at a time.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Number of training runs in parallel.")] = 2,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over instead of continuing the runs in the folder.")
     ] = False,

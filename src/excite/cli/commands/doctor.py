@@ -7,9 +7,9 @@ import typer
 from excite.cli.shared import app
 
 
-@app.command(short_help="Print versions, devices, extras and data sets, and problems.", epilog="Example: excite doctor")
+@app.command(short_help="Print versions, devices, extras and datasets, and problems.", epilog="Example: excite doctor")
 def doctor() -> None:
-    """Print versions, devices, extras and data sets on this machine, and any problems. Exit status 1: there are problems."""
+    """Print versions, devices, extras and datasets on this machine, and any problems. Exit status 1: there are problems."""
     from excite.cli.diagnosis import diagnose
 
     diagnosis = diagnose()

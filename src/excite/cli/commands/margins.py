@@ -42,7 +42,7 @@ def margins(
         typer.Option(help="Where to perturb: input (default), all, or the name of a layer; may be repeated."),
     ] = None,
     relative: Annotated[
-        bool, typer.Option(help="With --layers: divide perturbations by the norm of each layer's signal.")
+        bool, typer.Option(help="With --layers: divide perturbations by the norm of each layer's input.")
     ] = False,
     certify: Annotated[
         str | None, typer.Option(help="Lower bounds: lipschitz (where known), interval, linear, exact or none.")
@@ -57,7 +57,7 @@ def margins(
 ) -> None:
     """Measure the margins of a saved model on its training and test data, with evidence that the search worked.
 
-    Of a run without weights the margins that were measured at the end of its training are printed.
+    For a run without weights, prints the margins measured at the end of its training.
     """
     from excite.margin import SearchOptions
     from excite.train.evaluate import measure, more_points, why_not_stored

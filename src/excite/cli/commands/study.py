@@ -37,7 +37,7 @@ def study_list(
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="One line for each study, also if that is more than the terminal has.")
+        bool, typer.Option("--all", help="One line for each study, even if the terminal has fewer rows.")
     ] = False,
 ) -> None:
     """List the studies by paper and figure: what each asks, what it costs here, and its verdicts so far."""
@@ -115,21 +115,22 @@ def study_run(
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Stop after about this time and say what is done; the same command continues. 0 only says it."
+            min=0,
+            help="Stop after about this time and print what is finished; the same command continues. 0 only prints.",
         ),
     ] = None,
     numbers: Annotated[
         Path | None,
         typer.Option(
             help="A numbers.json or published docs/results/NAME.json: trainings whose numbers it has, with the same settings, "
-            "are not done again."
+            "are not run again."
         ),
     ] = None,
     on: On = None,
     gpus_per_job: GpusPerJob = 0.0,
     retries: Retries = 1,
 ) -> None:
-    """Run an experiment and judge its claims. Finished trainings are not repeated."""
+    """Run an experiment and judge its claims. Finished training runs are not repeated."""
     from excite.jobs.preload import preload
 
     preload(on, workers)

@@ -24,7 +24,7 @@ def sweep(
     gpus_per_job: GpusPerJob = 0.0,
     retries: Retries = 1,
 ) -> None:
-    """Train every combination of a config's lists and ranges, and compare. Finished trainings are not repeated."""
+    """Train every combination of a config's lists and ranges, and compare. Finished training runs are not repeated."""
     from excite.jobs.preload import preload
 
     preload(on, workers)

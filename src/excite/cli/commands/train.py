@@ -11,7 +11,7 @@ from excite.cli.shared import app, print_line, print_summary, progress_bars
 
 
 @app.command(
-    short_help="Train from a config file; resumes by itself.",
+    short_help="Train from a config file; resumes automatically.",
     epilog="Example: excite train config.toml --run runs/first",
 )
 def train(

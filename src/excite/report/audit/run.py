@@ -65,7 +65,7 @@ def audit(
         what: A run folder, a checkpoint in one, or a loaded one: data, loss, step size and threshold are then the run's, as far as
             it has them. Or a file of weights, with `model` and `data`. Or a model, with its `data`.
         data: For a model, or a run without data, a `Dataset`, or training points x (N, ...) and labels or targets y; for a run
-            also the name or the file of a data set.
+            also the name or the file of a dataset.
         train: Training points and labels (x, y), instead of `data`.
         test: For a model with tensors as training points, test points and labels (x, y).
         descent: For a model, the step size, or `excite.bounds.Descent`, it was trained with on all points.

@@ -30,13 +30,13 @@ class DataConfig(_Section):
     """Which points: see `excite.data.load`.
 
     Attributes:
-        name: Name of a data set, such as "digits" or "cifar10".
+        name: Name of a dataset, such as "digits" or "cifar10".
         classes: Classes to keep, by number or name. Default: all.
         train: Number of training points. Default: all.
         test: Number of test points. Default: all.
         seed: Seed of the choice of points.
         scale: Smallest and largest value of the inputs.
-        options: Options of a synthetic data set.
+        options: Options of a synthetic dataset.
         label_noise: Fraction of the training labels replaced by random ones, drawn with `seed`.
 
     Example:
@@ -267,7 +267,7 @@ class TrainConfig(_Section):
     The model has one output for two classes and squared error, else one for each class.
 
     Attributes:
-        data: Data set.
+        data: Dataset.
         model: Model.
         loss: "squared" or "cross-entropy".
         excitation: Settings of persistent excitation.

@@ -35,7 +35,7 @@ def find_device(name: str) -> torch.device:
 
 
 def load_data(config: DataConfig) -> Dataset:
-    """Loads the data set of a config."""
+    """Loads the dataset of a config."""
     classes = None if config.classes is None else tuple(config.classes)
     sizes = {"train": config.train, "test": config.test}
     low, high = config.scale

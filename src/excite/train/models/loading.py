@@ -114,7 +114,7 @@ def load_model(
         model: How to build the model, instead of what the run says: "module:factory", which is imported and called; the name of
             a built-in model; a function; or a module that the weights are loaded into.
         options: Keyword arguments of `model`. Default: those that the run stores.
-        data: Name of a data set, a .safetensors or .npz file with x_train, y_train, x_test and y_test, or a `Dataset`. Default:
+        data: Name of a dataset, a .safetensors or .npz file with x_train, y_train, x_test and y_test, or a `Dataset`. Default:
             the run's own.
         normalize: (mean, std) by which the data were normalized. Default: what the run stores with its points.
         bounds: Smallest and largest value of an element of the input. Default: those of the data.
@@ -276,7 +276,7 @@ def _data(run: Run | None, config: TrainConfig | None, data: Any) -> tuple[Datas
         name = str(data)
         if name not in NAMES and Path(name).suffix not in SUFFIXES:
             raise InputError(
-                f"data: expected a data set ({', '.join(NAMES)}), or a {' or '.join(SUFFIXES)} file with x_train, y_train, x_test, "
+                f"data: expected a dataset ({', '.join(NAMES)}), or a {' or '.join(SUFFIXES)} file with x_train, y_train, x_test, "
                 f"y_test; got {name!r}"
             )
         result = DataFile(load(name)) if name in NAMES else load_file(name)
