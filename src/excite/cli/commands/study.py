@@ -115,8 +115,7 @@ def study_run(
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            help="Stop after about this time and print what is finished; the same command continues. 0 only prints.",
+            min=0, help="Stop after about this time and print what is done; the same command continues. 0 only prints."
         ),
     ] = None,
     numbers: Annotated[
