@@ -70,7 +70,7 @@ def test_time_limit_keeps_what_is_finished(tmp_path: Path) -> None:
         studies.run(study(), out=tmp_path / "out", workers=1, seconds=0)
     assert list(some.value.states.values()).count("done") == 2
     text = (tmp_path / "out/results.md").read_text()
-    assert "- Not finished, and left out: flat (seed 1); flat (seed 2); steep (seed 1); steep (seed 2)." in text
+    assert "- Not finished, and left out: flat (seeds 1, 2); steep (seeds 1, 2)." in text
     result = studies.run(study(), out=tmp_path / "out", workers=1, seconds=1000)
     assert [seed for _, seed in calls[2:]] == [1, 1, 2, 2]  # seed by seed
     assert not result.missing

@@ -95,7 +95,7 @@ class ByMargins:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
-        load_data(jobs[0].config.data)  # says how to fetch them
+        load_data(jobs[0].config.data)  # describes how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Margins]]:
         """The numbers, and the margins by part. Accuracies are of all images, the rest of those that were measured."""
@@ -117,10 +117,10 @@ class ByMargins:
             "margin_train": train.median,  # infinite where more than half of the points have no adversarial example
             "margin_test": test.median,
             "gap": train.gap(test, resamples=1).value,  # largest vertical distance between the two curves
-            "censored_train": _share(train.censored),  # points without an adversarial example
-            "censored_test": _share(test.censored),
-            "suspect_train": _share(train.suspect),  # points at which the search shows signs of failure
-            "suspect_test": _share(test.suspect),
+            "censored_train": _fraction(train.censored),  # points without an adversarial example
+            "censored_test": _fraction(test.censored),
+            "suspect_train": _fraction(train.suspect),  # points at which the search shows signs of failure
+            "suspect_test": _fraction(test.suspect),
         }
         flags = tuple(f"{split}: {flag}" for split in PARTS for flag in margins[split].flags)
         resamples = {} if self.splits else _resamples(train, test)
@@ -180,5 +180,5 @@ def _median(values: npt.NDArray[np.float64]) -> float:
     return float(np.quantile(values, 0.5, method="inverted_cdf"))  # as Margins.median
 
 
-def _share(of: Tensor | None) -> float:
+def _fraction(of: Tensor | None) -> float:
     return math.nan if of is None else float(of.double().mean())

@@ -32,7 +32,7 @@ OnProgress = Callable[[float], None]  # called with the fraction that is done
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one variant gave for one seed. `detail` is what figures need, ready for JSON."""
+    """Result of one variant and one seed. `detail` holds the data of figures, ready for JSON."""
 
     values: Mapping[str, float]
     detail: Any = None
@@ -57,7 +57,7 @@ class Jointly:
 
 @dataclass(frozen=True)
 class Resumable:
-    """Variants that take long: they keep what they have in their folder, and go on from there."""
+    """Variants that take long: they store their progress in their folder and continue from it."""
 
     compute: ComputeLong
 

@@ -28,7 +28,7 @@ BEYOND = "beyond"  # for studies that are in no paper
 
 
 @dataclass(frozen=True)
-class Standing:
+class StudyStatus:
     """Verdicts on the claims of a study so far.
 
     Args:
@@ -59,26 +59,26 @@ def claim_key(claim: Claim) -> str:
     return f"{claim.text} ({claim.source})"
 
 
-def verdicts_so_far(study: Study, folder: Path = RUNS) -> Standing | None:
+def verdicts_so_far(study: Study, folder: Path = RUNS) -> StudyStatus | None:
     """The user's verdicts at the largest scale that was run, else the published ones; None if there are none."""
     for scale in reversed(list(study.scales)):
         place = folder / f"{study.name}-{scale}"
         result = _read_json(place / "numbers.json")
         if isinstance(result, dict) and result.get("verdicts"):
-            return _standing(result, place)
+            return _stored_status(result, place)
     published = published_verdicts().get(study.name) if not study.origin else None
     if published is None:
         return None
     verdicts = {text: (word, numbers) for word, text, numbers in published["verdicts"]}
-    return Standing(published["scale"], published["seeds"], verdicts)
+    return StudyStatus(published["scale"], published["seeds"], verdicts)
 
 
-def _standing(stored: Mapping[str, Any], folder: Path) -> Standing:
+def _stored_status(stored: Mapping[str, Any], folder: Path) -> StudyStatus:
     verdicts = {}
     for verdict in stored["verdicts"]:
         shown = "" if verdict.get("effect") is None else f"{verdict['effect']:+.4g}".replace("-", "−")
         verdicts[f"{verdict['text']} ({verdict['source']})"] = (str(verdict["verdict"]), shown)
-    return Standing(str(stored["scale"]), len(stored["settings"]["seeds"]), verdicts, folder)
+    return StudyStatus(str(stored["scale"]), len(stored["settings"]["seeds"]), verdicts, folder)
 
 
 @cache
@@ -121,8 +121,8 @@ def calibrate() -> float:
 def estimate_minutes(study: Study, scale: str = "quick", workers: int = 2, folder: Path = RUNS) -> float | None:
     """About how many minutes a scale takes on this machine with its own number of seeds; None if that is not known.
 
-    What an earlier run here took, else `study.seconds` times how much slower this machine is than the one they were
-    measured on, divided by the workers that have a core.
+    The duration of an earlier run in this folder, else `study.seconds` times how much slower this machine is than the one they were
+        measured on, divided by the workers that have a core.
     """
     stored = _read_json(folder / f"{study.name}-{scale}" / "numbers.json")
     if isinstance(stored, dict) and isinstance(stored.get("seconds"), int | float):
@@ -200,13 +200,13 @@ def _table(rows: Sequence[tuple[Study, list[Place]]], width: int, folder: Path) 
     form = gap.join((f"{{:<{name}}}", f"{{:<{where}}}", f"{{:<{asks}}}", "{:>3}", "{}"))
     lines = [form.format("study", "paper:figure", "asks", "min", "verdict")]
     for study, places in rows:
-        standing = verdicts_so_far(study, folder)
+        status = verdicts_so_far(study, folder)
         cells = (
             study.name,
             short_references(places, where),
             study.asks if len(study.asks) <= asks else f"{study.asks[: asks - 1]}…",
             show_minutes(estimate_minutes(study, folder=folder)),
-            "–" if standing is None else str(standing),
+            "–" if status is None else str(status),
         )
         lines.append(form.format(*cells).rstrip())
     return lines
@@ -240,8 +240,8 @@ def _position(place: Place) -> tuple[int, list[int]]:
 
 def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]:
     """All about a study: places, scales, variants, claims with their verdicts, results."""
-    standing = verdicts_so_far(study, folder)
-    name = standing.scale if standing and standing.scale in study.scales else next(iter(study.scales))
+    status = verdicts_so_far(study, folder)
+    name = status.scale if status and status.scale in study.scales else next(iter(study.scales))
     items = [("where", study.figure), ("asks", study.asks), ("task", study.task)]
     items += [("data", f"{name} (excite data fetch {name})") for name in study.method.data]
     items += [("scale", _describe_scale(study, name, folder)) for name in study.scales]
@@ -251,19 +251,19 @@ def show_lines(study: Study, width: int = 100, folder: Path = RUNS) -> list[str]
         items.append(("extra", f"{'; '.join(v.name for v in variants if v.extra)} (with --variants all)"))
     items += [("note", note) for note in study.notes]
     place = f"docs/results/{study.name}.md, docs/results/images/{study.name}.png"
-    if standing is not None:
-        own = standing.folder
+    if status is not None:
+        own = status.folder
         items.append(("results", place if own is None else f"{own}/results.md, {own}/figure.png"))
     items.append(("run", f"excite study run {study.origin or study.name}"))
     lines = [f"{study.name}: {study.title}"]
     for key, text in items:
         lines += _wrapped(f"  {key:<9} ", text, width)
-    lines += ["", f"claims{_where_from(standing)}"]
+    lines += ["", f"claims{_where_from(status)}"]
     for number, claim in enumerate(study.claims(study.scales[name]), 1):
-        word, numbers = standing.of(claim) if standing else ("not judged", "")
+        word, numbers = status.of(claim) if status else ("not judged", "")
         lines += _wrapped(f"  {number:>2}  {word:<10}  ", claim.text, width)
-        said = f"the paper: “{claim.quote}”" if claim.quote else ""
-        for text in (numbers or claim.measure, claim.source, said, claim.reading):
+        quote = f"the paper: “{claim.quote}”" if claim.quote else ""
+        for text in (numbers or claim.measure, claim.source, quote, claim.reading):
             lines += _wrapped(" " * 18, text, width) if text else []
     return lines
 
@@ -282,12 +282,12 @@ def _wrapped(prefix: str, text: str, width: int) -> list[str]:
     )
 
 
-def _where_from(standing: Standing | None) -> str:
-    if standing is None:
+def _where_from(status: StudyStatus | None) -> str:
+    if status is None:
         return ", not judged yet"
-    seeds = f"{standing.seeds} seed{'s' if standing.seeds != 1 else ''}"
-    whose = "published" if standing.folder is None else f"yours in {standing.folder}"
-    return f", verdicts at scale {standing.scale} with {seeds} ({whose})"
+    seeds = f"{status.seeds} seed{'s' if status.seeds != 1 else ''}"
+    whose = "published" if status.folder is None else f"yours in {status.folder}"
+    return f", verdicts at scale {status.scale} with {seeds} ({whose})"
 
 
 def _read_json(path: Path) -> Any:

@@ -113,8 +113,8 @@ def verdict_lines(verdicts: Sequence[Verdict], scale: str) -> list[str]:
 def claim_cell(claim: Claim) -> str:
     """The claim with its source, the paper's sentence and how the two compare."""
     quote = re.sub(r"([\\`*_\[\]|])", r"\\\1", claim.quote)
-    said = f"*“{quote}”*; " if quote else ""
-    return f"{claim.text} ({claim.source})<br>{said}{claim.reading}"
+    paper = f"*“{quote}”*; " if quote else ""
+    return f"{claim.text} ({claim.source})<br>{paper}{claim.reading}"
 
 
 def _rules(verdicts: Sequence[Verdict]) -> list[str]:

@@ -107,7 +107,7 @@ def parse_place(text: str) -> Place:
     known = kind == "conclusion" if not number else kind == "appendix" or not number.isalpha()
     if match is None or kind is None or not known:
         raise InputError(
-            f"{text!r} is no place in a paper: expected PAPER:FIGURE such as '{paper.key}:1', or a statement such as "
+            f"{text!r} is not a place in a paper: expected PAPER:FIGURE such as '{paper.key}:1', or a statement such as "
             f"'{paper.key}:theorem 1'"
         )
     return Place(paper.key, kind, number.upper() if kind == "appendix" else number)
@@ -116,7 +116,7 @@ def parse_place(text: str) -> Place:
 def describe(places: Sequence[Place], width: int = 100) -> str:
     """Places of one paper in a few characters: "figs 2-4, 7"; panels only where `width` allows, figures before the rest.
 
-    What does not fit is left out, and an ellipsis says so.
+    Places that do not fit are left out and replaced by an ellipsis.
     """
     kinds = {kind: [place.number for place in group] for kind, group in groupby(places, key=lambda place: place.kind)}
     pieces = [_numbers(_SHORT[kind], numbers, panels=True) for kind, numbers in kinds.items()]

@@ -39,7 +39,7 @@ _VERSIONS = ("excite", "python", "torch", "numpy")
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study found. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md.
+    """Result of a study. Its files are in `folder`: runs, figure.png and .svg, numbers.json, results.md.
 
     Attributes:
         study: The study.
@@ -158,7 +158,7 @@ def run(
         taken = time.monotonic() - start if complete and stopped is None else _earlier_seconds(folder, len(jobs))
         workspace.download(left)
         if ready := jobs if stopped is None else _finished_part(jobs, earlier):
-            result, details = _gather(study, size, ready, folder, _command(study, size, count, chosen), earlier)
+            result, details = _collect(study, size, ready, folder, _command(study, size, count, chosen), earlier)
             result = dataclasses.replace(result, seconds=taken, missing=_missing(jobs, ready))
             _write(result, details, Path(docs) if docs is not None else None)
     if stopped is not None:
@@ -167,7 +167,7 @@ def run(
 
 
 def _device(device: str | None, scale: Scale) -> str:
-    """The device as asked for, or by default the GPU for scale "paper" if there is one."""
+    """The requested device, or by default the GPU for scale "paper" if there is one."""
     if device is None:
         device = "cuda" if scale.name == "paper" and torch.cuda.is_available() else "cpu"
     find_device(device)
@@ -243,7 +243,7 @@ def _take_over(jobs: list[Job], studies: Iterable[Path]) -> None:
 
 
 def _earlier_seconds(folder: Path, jobs: int) -> float | None:
-    """What the same jobs took in an earlier call."""
+    """Seconds that the same jobs took in an earlier call, None if not known."""
     try:
         stored = json.loads((folder / "numbers.json").read_text())
         return float(stored["seconds"]) if len(stored["numbers"]) == jobs else None
@@ -255,8 +255,8 @@ def find_scale(study: Study, scale: str) -> Scale:
     """Returns a scale of a study by name, or raises an InputError."""
     if scale not in study.scales:
         raise InputError(f"scale: expected {' or '.join(map(repr, study.scales))}; got {scale!r}")
-    found: Scale = study.scales[scale]
-    return found
+    result: Scale = study.scales[scale]
+    return result
 
 
 def _count(seeds: object) -> int:
@@ -270,15 +270,15 @@ def _which(study: Study, scale: Scale, variants: str | None) -> str:
     return variants or ("all" if extra and scale.every_variant else "figure")
 
 
-def _gather(
+def _collect(
     study: Study, scale: Scale, jobs: list[Job], folder: Path, command: str, earlier: EarlierNumbers
 ) -> tuple[StudyResult, dict[str, list[Any]]]:
     numbers: list[VariantResult] = []
     details: dict[str, list[Any]] = {}
     for job in jobs:
         stored = earlier.of(job)
-        found, detail = study.method.read(job) if stored is None else (stored, stored.curves)
-        numbers.append(dataclasses.replace(found, settings=fingerprint(job)))
+        number, detail = study.method.read(job) if stored is None else (stored, stored.curves)
+        numbers.append(dataclasses.replace(number, settings=fingerprint(job)))
         details.setdefault(job.variant, []).append(detail)
     if (combine := getattr(study.method, "combine", None)) is not None:
         numbers = combine(numbers, details)
@@ -291,18 +291,18 @@ def _gather(
 
 
 def _versions(jobs: list[Job], earlier: EarlierNumbers) -> dict[str, str]:
-    """What everything was made with, on which machine."""
-    found: dict[str, dict[str, None]] = {
+    """Versions of the packages and the machine that the numbers were computed with."""
+    result: dict[str, dict[str, None]] = {
         name: dict.fromkeys(value.split(", ")) for name, value in earlier.versions.items()
     }
     for job in jobs:
         made = json.loads((job.folder / "environment.json").read_text())
         for name in _VERSIONS:
             if name in made:
-                found.setdefault(name, {})[str(made[name])] = None
+                result.setdefault(name, {})[str(made[name])] = None
         for device in made.get("devices") or ["CPU"]:
-            found.setdefault("on", {})[str(device)] = None
-    return {name: ", ".join(values) for name, values in found.items()}
+            result.setdefault("on", {})[str(device)] = None
+    return {name: ", ".join(values) for name, values in result.items()}
 
 
 def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None) -> None:
@@ -341,14 +341,14 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
 
 
 def published_numbers(numbers: dict[str, Any]) -> bytes:
-    """What stands beside a results page: numbers and verdicts, a line for each, without settings; `excite study judge` reads it."""
+    """The JSON file beside a results page: numbers and verdicts, one per line, without settings; `excite study judge` reads it."""
     lists = {key: numbers[key] for key in ("numbers", "verdicts")}
-    rest = {key: value for key, value in numbers.items() if key not in (*lists, "settings")}
-    parts = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in rest.items()]
+    others = {key: value for key, value in numbers.items() if key not in (*lists, "settings")}
+    entries_by_key = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in others.items()]
     for key, entries in lists.items():
         lines = ",\n".join(f"  {json.dumps(_rounded(entry), ensure_ascii=False)}" for entry in entries)
-        parts.append(f" {json.dumps(key)}: [\n{lines}\n ]")
-    return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+        entries_by_key.append(f" {json.dumps(key)}: [\n{lines}\n ]")
+    return ("{\n" + ",\n".join(entries_by_key) + "\n}\n").encode()
 
 
 def _rounded(entry: dict[str, Any]) -> dict[str, Any]:

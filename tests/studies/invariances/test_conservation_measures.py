@@ -11,10 +11,10 @@ from excite.probes.conserved.update_terms import PARTS
 from excite.studies.invariances.conservation_measures import (
     balances,
     forgotten,
+    fractions,
     growth,
     imbalance,
     rate_of_decay,
-    shares,
     sizes,
 )
 
@@ -33,12 +33,12 @@ def test_measures_of_a_network_that_only_decays() -> None:
                 optimizer.zero_grad()
                 (0 * model(x)).sum().backward()
                 optimizer.step()
-            reading = ledger.read()
-        apart, left = imbalance(reading)
+            report = ledger.read()
+        apart, left = imbalance(report)
         assert apart == pytest.approx(left, rel=1e-9)
         assert forgotten(left, rate_of_decay(optimizer), 600) == pytest.approx(1, abs=0.02)
-        assert growth(reading) == pytest.approx(left, rel=1e-9)
-        assert balances(reading, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
-        found = sizes(reading)
+        assert growth(report) == pytest.approx(left, rel=1e-9)
+        assert balances(report, dict(model.named_parameters())) == pytest.approx(start, rel=1e-9)
+        found = sizes(report)
         assert found["decay"] == pytest.approx(found["drift"], rel=1e-9)
-        assert shares(reading) == pytest.approx({part: float(part == "decay") for part in PARTS}, abs=1e-9)
+        assert fractions(report) == pytest.approx({term: float(term == "decay") for term in PARTS}, abs=1e-9)

@@ -73,10 +73,10 @@ def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> N
         if share == 0.5:
             raise KeyboardInterrupt
 
-    parts = (x.float(), y.float(), x.float(), y.float())
+    data = (x.float(), y.float(), x.float(), y.float())
     with pytest.raises(KeyboardInterrupt):
-        train(network(1, (4, 6, 5)), parts, keep=tmp_path / "a/kept.safetensors", on_progress=stop, **settings)
-    again = train(network(1, (4, 6, 5)), parts, keep=tmp_path / "a/kept.safetensors", **settings)
+        train(network(1, (4, 6, 5)), data, checkpoint=tmp_path / "a/kept.safetensors", on_progress=stop, **settings)
+    again = train(network(1, (4, 6, 5)), data, checkpoint=tmp_path / "a/kept.safetensors", **settings)
     for name, curve in whole.items():
         assert torch.equal(curve, again[name]), name
 
@@ -84,11 +84,10 @@ def test_a_stopped_training_continues_with_the_same_numbers(tmp_path: Path) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_graph_of_many_steps_is_the_same_training() -> None:
     x, y = images(3 * STEPS + 7)
-    parts = (x, y, x, y)
+    data = (x, y, x, y)
     settings = {"settings": TrainingLength(2, RATE, 0.9), "seed": 1}
     found = [
-        train(network(1, (4, 6, 5)).double(), parts, device=torch.device(place), **settings)
-        for place in ("cpu", "cuda")
+        train(network(1, (4, 6, 5)).double(), data, device=torch.device(place), **settings) for place in ("cpu", "cuda")
     ]
     for name, curve in found[0].items():
         torch.testing.assert_close(curve, found[1][name], rtol=1e-7, atol=1e-12)

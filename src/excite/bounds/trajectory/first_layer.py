@@ -110,7 +110,7 @@ def _moved(
         or drawn_rows.min() < 0
         or drawn_rows.max() >= points
     ):
-        raise InputError(f"drawn: expected {len(bias)} whole numbers from 0 to {points - 1}, one a step")
+        raise InputError(f"drawn: expected {len(bias)} whole numbers from 0 to {points - 1}, one per step")
     unmoved = tuple(int(i) for i in np.setdiff1d(np.arange(points), drawn_rows[bias > 0]))
     shown = ", ".join(map(str, unmoved[:8])) + (", …" if len(unmoved) > 8 else "")
     return Assumption(text, not unmoved, f"{len(unmoved)} of {points} never do: {shown}" if unmoved else ""), unmoved

@@ -26,7 +26,7 @@ def numbers(name: str, values: Numbers, length: int | None = None) -> Floats:
     if array.ndim == 0 and length is not None:
         array = np.full(length, array)
     if array.ndim != 1 or not len(array) or (length is not None and len(array) != length):
-        raise InputError(f"{name}: expected {length or 'at least one'} numbers, one a step; got shape {array.shape}")
+        raise InputError(f"{name}: expected {length or 'at least one'} numbers, one per step; got shape {array.shape}")
     if not np.isfinite(array).all() or (array < 0).any():
         raise InputError(f"{name}: expected finite numbers that are not negative")
     return array

@@ -1,4 +1,4 @@
-"""Studies that train networks and compare how many images stand perturbations of given sizes, on training and test data."""
+"""Studies that train networks and compare the fraction of images that stay correctly classified under perturbations of given sizes, on training and test data."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class RobustnessMeasurement:
         result: dict[str, Any] = {"settings": vars(self), "sizes": [0, *SIZES], "arm": variant}
         for number, split in enumerate(PARTS):
             x, y = saved.points(split, self.points)
-            tell = lambda fraction, number=number: progress((number + fraction) / 2)  # noqa: E731
+            report = lambda fraction, number=number: progress((number + fraction) / 2)  # noqa: E731
             broken = broken_at(
-                saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=tell, **options
+                saved.model, x, y, radii, steps=self.steps, restarts=self.restarts, progress=report, **options
             )
             result[split] = [float((broken > radius).double().mean()) for radius in radii]
         chosen = np.linspace(0, len(x) - 1, min(self.check, len(x))).round().astype(int)
@@ -100,12 +100,12 @@ class ByRobustness:
     data = ("cifar10",)
     columns: Mapping[str, tuple[str, str]] = {
         **{
-            f"{'clean' if not size else f'robust{size}'}_{part}": (
-                f"{'clean' if not size else f'{size}/255'}, {'training' if part == 'train' else 'test'}",
+            f"{'clean' if not size else f'robust{size}'}_{split}": (
+                f"{'clean' if not size else f'{size}/255'}, {'training' if split == 'train' else 'test'}",
                 "{:.1%}",
             )
             for size in (0, *SIZES)
-            for part in PARTS
+            for split in PARTS
         },
         "gap": ("gap", "{:.3f}"),
         "reached": ("relative radius reached", "{:.2%}"),
@@ -133,7 +133,7 @@ class ByRobustness:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
-        load_data(jobs[0].config.data)  # says how to fetch them
+        load_data(jobs[0].config.data)  # describes how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, list[float]]]:
         """Reads the result of a finished job."""

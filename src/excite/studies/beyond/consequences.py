@@ -1,4 +1,4 @@
-"""What hyperparameters decide in advance: rotation per step, rank of weights, lazy or rich training.
+"""Consequences of hyperparameters, predicted in advance: rotation per step, rank of weights, lazy or rich training.
 
 Three predictions from the literature after the papers, each on a grid of small trainings:
 
@@ -275,7 +275,7 @@ STUDY = Study(
         compute,
         {
             "error_adamw": ("AdamW, |log2| of ratio", "{:.3f}"), "error_sgd": ("SGD, |log2| of ratio", "{:.3f}"), "order": ("rank correlation", "{:.2f}"),
-            "worst": ("largest share of the bound", "{:.2f}"), "drift": ("drift of the imbalance", "{:.1e}"), "loss": ("last loss", "{:.1e}"),
+            "worst": ("largest fraction of the bound", "{:.2f}"), "drift": ("drift of the imbalance", "{:.1e}"), "loss": ("last loss", "{:.1e}"),
         },
         draw,
         "One dot per training. Left: root mean square of the angle between the hidden layer's weights before and after a step, second half of the training.\n"

@@ -1,4 +1,4 @@
-"""The radius that nobody tuned on the demo's task: the built-in digits, for which the authors chose nothing."""
+"""The automatic radius on the demo's task: the built-in digits, for which the authors chose no radius."""
 
 from __future__ import annotations
 

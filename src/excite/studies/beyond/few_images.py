@@ -38,7 +38,7 @@ class Task:
 
     Args:
         images: Number of training images.
-        noise: Share of their labels that is drawn anew.
+        noise: Fraction of their labels that is drawn again at random.
         transformer: Whether the network is a vision transformer instead of a residual one.
         epochs: Passes over the images.
     """
@@ -185,7 +185,7 @@ class ByAccuracy:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
-        load_data(jobs[0].config.data)  # says how to fetch them
+        load_data(jobs[0].config.data)  # describes how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """Reads the result of a finished job."""

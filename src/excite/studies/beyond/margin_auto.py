@@ -1,4 +1,4 @@
-"""A radius that nobody tuned, beside one that was: does it end with a smaller gap than the input excited alone?
+"""The automatic radius beside one that was tuned: does it end with a smaller gap than the input excited alone?
 
 Not an experiment of the papers: section 7.2 asks for magnitudes that differ from layer to layer, and leaves open which.
 """

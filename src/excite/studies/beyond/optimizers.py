@@ -154,7 +154,7 @@ def train(
     steps: int,
     batch: int,
     windows: int,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None] = lambda fraction: None,
 ) -> Trajectories:
     """Trains all networks on `data`, x (S, N, n) and y (S, N).
 
@@ -230,16 +230,16 @@ def compute(
     """All networks of a way at once: four frequencies for each seed, with the same points, first weights and order."""
     ways = list(dict.fromkeys(json.dumps(dict(settings), sort_keys=True) for settings, _ in settings_and_seeds))
     result: dict[int, Outcome] = {}
-    for turn, way in enumerate(ways):
+    for number, way in enumerate(ways):
         chosen = [
             i for i, (settings, _) in enumerate(settings_and_seeds) if json.dumps(dict(settings), sort_keys=True) == way
         ]
         seeds = [settings_and_seeds[i][1] for i in chosen]
 
-        def on_share(fraction: float, turn: int = turn) -> None:
-            on_progress((turn + fraction) / len(ways))
+        def on_fraction(fraction: float, number: int = number) -> None:
+            on_progress((number + fraction) / len(ways))
 
-        trained = trajectories(settings_and_seeds[chosen[0]][0], seeds, on_share)
+        trained = trajectories(settings_and_seeds[chosen[0]][0], seeds, on_fraction)
         for row, i in enumerate(chosen):
             four = slice(len(FREQUENCIES) * row, len(FREQUENCIES) * (row + 1))
             result[i] = outcome(
@@ -299,7 +299,7 @@ _QUESTION = (
 )
 
 
-def _one(text: str, way: str, name: str, measure: str, above: float = 0.0) -> Claim:
+def _claim_of(text: str, way: str, name: str, measure: str, above: float = 0.0) -> Claim:
     return Claim(
         f"{way}: {text}", _SOURCE, measure, (way,), lambda n: float(getattr(n[way], name)), above=above
     ).quoting(_QUESTION, "ours")
@@ -312,13 +312,13 @@ def _coupled(n: Mapping[str, VariantResult]) -> float:
 def claims(scale: WaysScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     return [
-        *(_one("the bias's trajectory is longer at the highest frequency", way, "bias_ratio",
+        *(_claim_of("the bias's trajectory is longer at the highest frequency", way, "bias_ratio",
                "normalized update at the end, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
-        *(_one("the bias's trajectory orders the four functions", way, "bias_order",
+        *(_claim_of("the bias's trajectory orders the four functions", way, "bias_order",
                "rank correlation of normalized update and frequency", 0.5) for way in WAYS),
-        *(_one("the weights' trajectory is longer at the highest frequency", way, "weight_ratio",
+        *(_claim_of("the weights' trajectory is longer at the highest frequency", way, "weight_ratio",
                "normalized update of all weights, log10 of the ratio of ω = 1 to ω = 0.25") for way in WAYS),
-        *(_one("trajectories of weights and of the bias agree", way, "agree",
+        *(_claim_of("trajectories of weights and of the bias agree", way, "agree",
                "rank correlation of the two over frequencies", 0.5) for way in WAYS),
         Claim("batch normalization takes the normalized update away from the exact slope", "not in the paper: the ratio is per sample",
               "size of log10 of update over exact slope, batch normalization minus SGD", (SGD, BATCH), _coupled, above=0.0),

@@ -245,7 +245,7 @@ class RichnessJob(TrainingJob):
 
 
 class ByLayers(ByEpoch):
-    """Trains each variant as `robust-overfitting` does and looks into its layers."""
+    """Trains each variant as `robust-overfitting` does and measures its layers."""
 
     columns: Mapping[str, tuple[str, str]] = {
         **ByEpoch.columns,

@@ -316,7 +316,7 @@ class ByEpoch:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
-        load_data(jobs[0].config.data)  # says how to fetch them
+        load_data(jobs[0].config.data)  # describes how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """Reads the result of a finished job."""

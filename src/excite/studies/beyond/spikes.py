@@ -261,7 +261,7 @@ def claims(scale: SpikesScale) -> list[Claim]:
 
 
 def summary(numbers: Sequence[VariantResult], draws: int = 2000) -> dict[str, tuple[float, float, float]]:
-    """Hit rate, median lead and false alarms per 10,000 steps of the held-out runs: value and 95 % interval, runs drawn anew."""
+    """Hit rate, median lead and false alarms per 10,000 steps of the held-out runs: value and 95 % interval by resampling runs."""
     held_out = [result for result in numbers if result.held_out == 1]
     if not held_out:
         return {}

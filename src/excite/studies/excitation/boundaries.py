@@ -185,7 +185,7 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
 
 
 def panels(details: Details, title: str) -> Figure:
-    """A panel a seed; the boundary of each loss, its nearest training point and the circle of radius margin around it."""
+    """One panel per seed; the boundary of each loss, its nearest training point and the circle of radius margin around it."""
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle

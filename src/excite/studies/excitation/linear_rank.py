@@ -33,7 +33,7 @@ DECAY = {loss: f"{loss}, decay" for loss in ("cross-entropy", "squared error", "
 STRONG, GROWING = "cross-entropy, strong decay", "cross-entropy, growing steps"
 DESCENT, SMALL = "cross-entropy, gradient descent", "cross-entropy, small first weights"
 PLAIN = "squared error, no decay"
-RANK_ONE = 0.1  # a layer with σ₂ below this share of σ₁ counts as one direction
+RANK_ONE = 0.1  # a layer with σ₂ below this fraction of σ₁ counts as one direction
 MEASUREMENTS = 40  # at the singular values, evenly on a logarithmic scale
 GONE = 1e-9  # a layer whose largest singular value is below this has no direction left
 STRIDE = 1e-3  # length of a growing step, relative to the norm of the weights
@@ -75,7 +75,7 @@ def variants(scale: RankScale) -> list[Variant]:
 
 
 def data_and_weights(seed: int, settings: Mapping[str, Any]) -> tuple[Array, Array, Weights]:
-    """Points (N, n) that a hyperplane through the origin separates with room, labels (N,), and first weights."""
+    """Points (N, n) that a hyperplane through the origin separates with a margin, labels (N,), and first weights."""
     rng = np.random.default_rng(seed)
     widths = [*settings["widths"], 1]
     normal = rng.normal(size=widths[0])

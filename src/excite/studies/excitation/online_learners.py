@@ -51,9 +51,9 @@ def scalar_system(settings: Mapping[str, Any], seed: int) -> Outcome:
 def linear_system(settings: Mapping[str, Any], seed: int) -> Outcome:
     """h ← Ah + Bx, y = Ch of order two (equation 1 of the richness paper), at rest until the input starts.
 
-    What the output says of A, B and C are the four numbers of y ← a₁y + a₂y' + b₁x + b₂x' (a dash: one step before),
-    learnt by gradient steps of half the size that would annul the error of the moment. `least_squares` is the distance
-    to the truth of the least squares solution over all steps, `noisy` the same with noise of 0.01 in every output.
+    The output identifies of A, B and C the four numbers of y ← a₁y + a₂y' + b₁x + b₂x' (a dash: one step before),
+        learnt by gradient steps of half the size that would annul the error of the moment. `least_squares` is the distance
+        to the truth of the least squares solution over all steps, `noisy` the same with noise of 0.01 in every output.
     """
     rng = np.random.default_rng([seed, 3])
     p, q, b = rng.uniform(0.4, 0.8), rng.uniform(-0.3, 0.1), rng.uniform(0.5, 1.5)
@@ -114,7 +114,7 @@ def bandit(settings: Mapping[str, Any], seed: int) -> Outcome:
     """`bandits` pairs of coins: after one pull of each, the coin with the larger average, at some times the other one.
 
     By time t the other one has its turn ⌊10 (1 − 1/t)⌋ times if `exploring` "stops" (the frequency falls like 1/t²) and
-    ⌊10 log t⌋ times if it "goes on" (like 1/t). `wrong` is the share of bandits whose worse coin ends with the larger
+    ⌊10 log t⌋ times if it "goes on" (like 1/t). `wrong` is the fraction of bandits whose worse coin ends with the larger
     average, `error` the mean loss per pull against the better coin.
     """
     rng = np.random.default_rng([seed, 5])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SQUARED, PLAIN = "squared error", "cross-entropy"
 ADDITIVE, MULTIPLICATIVE = "cross-entropy, additive", "cross-entropy, multiplicative"
 EQUAL = {radius: f"squared error, radius {radius:g} in every layer" for radius in (0.025, 0.05, 0.1)}
-OWN = {share: f"squared error, {share:.0%} of each layer's signal" for share in (0.05, 0.1, 0.2)}
+OWN = {fraction: f"squared error, {fraction:.0%} of each layer's signal" for fraction in (0.05, 0.1, 0.2)}
 COST = 0.02  # of test accuracy that a radius may cost against plain training
 _SETS, _TRADE = "Persistency of excitation, section 7.2", "Persistency of excitation, section 7.3"
 _GROWTH = "the cross-entropy loss yields unbounded growth of the parameters of the network, and consequently, the signals in the hidden layers will become unboundedly large"
@@ -61,7 +61,7 @@ def variants(scale: Scale) -> list[Variant]:
         Variant(ADDITIVE, {**entropy, "radius": RADIUS, "kind": "additive"}),
         Variant(MULTIPLICATIVE, {**entropy, "radius": RADIUS, "kind": "multiplicative"}),
         *(Variant(name, {**squared, "radius": radius}) for radius, name in EQUAL.items()),
-        *(Variant(name, {**squared, "relative": share}) for share, name in OWN.items()),
+        *(Variant(name, {**squared, "relative": fraction}) for fraction, name in OWN.items()),
     ]
 
 
@@ -83,9 +83,9 @@ def signal_size(model: nn.Sequential, x: Tensor) -> float:
     return math.exp(float(np.mean(np.log(np.maximum(sizes, 1e-30)))))
 
 
-def effect_of(model: nn.Sequential, x: Tensor, kind: str) -> float:
+def effect_of(model: nn.Sequential, x: Tensor, mode: str) -> float:
     """By how much perturbations of size RADIUS in every layer move the output, over the size of the output: means over x."""
-    low, high = PersistentExcitation(model, RADIUS, loss="cross-entropy", kind=kind).extremes(x)
+    low, high = PersistentExcitation(model, RADIUS, loss="cross-entropy", kind=mode).extremes(x)
     with torch.no_grad():
         return float(((high - low) / 2).mean() / model(x).abs().mean())
 
@@ -96,8 +96,8 @@ def train(
     """SGD with momentum; after every tenth of training the size of the signals and, of logits, the effect of both kinds of perturbations."""
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9, dampening=0.9)
     pe, shuffle, epochs = excited(model, settings), Shuffle(len(x), BATCH, seed), settings["epochs"]
-    kinds = ("additive", "multiplicative") if settings["loss"] == "cross-entropy" else ()
-    curves: dict[str, list[float]] = {name: [] for name in ("size", *kinds)}
+    modes = ("additive", "multiplicative") if settings["loss"] == "cross-entropy" else ()
+    curves: dict[str, list[float]] = {name: [] for name in ("size", *modes)}
     for epoch in range(epochs):
         for chosen in torch.as_tensor(shuffle.order()).split(BATCH):
             optimizer.zero_grad()
@@ -105,8 +105,8 @@ def train(
             optimizer.step()
         if (epoch + 1) * TENTHS % epochs == 0:
             curves["size"].append(signal_size(model, x))
-            for kind in list(curves)[1:]:
-                curves[kind].append(effect_of(model, x[:POINTS], kind))
+            for mode in list(curves)[1:]:
+                curves[mode].append(effect_of(model, x[:POINTS], mode))
             on_progress((epoch + 1) / epochs)
     return curves
 
@@ -175,18 +175,18 @@ def draw(
         curves = np.array([seed["size"] for seed in details[variant]])
         size.plot(at, curves.mean(0), color=COLOURS[number], label=variant)
         size.fill_between(at, curves.min(0), curves.max(0), color=COLOURS[number], alpha=0.15, linewidth=0)
-    for number, kind in enumerate(("additive", "multiplicative"), 1):
-        curves = np.array([seed[kind] for seed in details[PLAIN]])
-        effect.plot(at, curves.mean(0), color=COLOURS[number], label=f"{kind}, size {RADIUS:g}")
+    for number, mode in enumerate(("additive", "multiplicative"), 1):
+        curves = np.array([seed[mode] for seed in details[PLAIN]])
+        effect.plot(at, curves.mean(0), color=COLOURS[number], label=f"{mode}, size {RADIUS:g}")
         effect.fill_between(at, curves.min(0), curves.max(0), color=COLOURS[number], alpha=0.15, linewidth=0)
     families = (
         ("plain", (SQUARED,)),
         ("one radius", tuple(EQUAL.values())),
         ("share of the signal", tuple(OWN.values())),
     )
-    for number, (label, names) in enumerate(families):
-        own = [found for found in numbers if found.variant in names]
-        colour = (COLOURS[0], COLOURS[1], COLOURS[3])[number]
+    for position, (label, names) in enumerate(families):
+        own = [number for number in numbers if number.variant in names]
+        colour = (COLOURS[0], COLOURS[1], COLOURS[3])[position]
         right.plot(
             [100 * n.accuracy_test for n in own],
             [n.margin_test for n in own],

@@ -1,4 +1,4 @@
-"""What the paper reads off Theorem 1: larger steps, points with a large mean, and more hidden units, against the bound and the constant itself.
+"""The paper's conclusions from Theorem 1: larger steps, points with a large mean, and more hidden units, against the bound and the constant itself.
 
 Two-layer ReLU networks with one output fit 16 points of the plane by full-batch gradient descent on ½ Σ (f(x_i) − y_i)², in float64. The seed
 determines points and first weights, so that variants differ in one thing. The constant is the largest slope at 4,000 points around the
@@ -103,7 +103,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     rows, bias, outer = descend(data, weights, settings["step"], settings["steps"], on_progress)
     layers = [(torch.from_numpy(rows), torch.from_numpy(bias)), (torch.from_numpy(outer)[None], None)]
     x, y = (torch.from_numpy(array) for array in data)
-    found = {
+    bounds = {
         form: two_layer_lipschitz(layers, x, y[:, None], settings["step"], form=form) for form in ("unit", "stated")
     }
     around = 2 * np.random.default_rng((seed, 1)).normal(size=(_SAMPLE, 2)) + settings["offset"]
@@ -111,11 +111,11 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     active = data[0] @ rows.T + bias > 0
     values = {
         "constant": float(np.linalg.norm(slopes, axis=1).max()),
-        **{form: math.nan if bound.value is None else bound.value for form, bound in found.items()},
+        **{form: math.nan if bound.value is None else bound.value for form, bound in bounds.items()},
         "mu": float(np.linalg.norm(active.T.astype(float) @ data[0], axis=1).max()),
-        "sharpness": float(found["unit"].terms["sharpness"]),
+        "sharpness": float(bounds["unit"].terms["sharpness"]),
         "loss": float(((np.maximum(data[0] @ rows.T + bias, 0) @ outer - data[1]) ** 2).sum()) / 2,
-        "converged": float(bool(found["unit"].assumptions[0].held)),
+        "converged": float(bool(bounds["unit"].assumptions[0].held)),
     }
     return Outcome(
         values, {"constant": values["constant"], "unit": None if math.isnan(values["unit"]) else values["unit"]}
@@ -131,12 +131,14 @@ def _ladder(
         logs = [math.log10(getattr(n[name], number)) for name in names]
         return [after - before for before, after in pairwise(logs)]
 
-    def given(n: Mapping[str, VariantResult]) -> bool:
+    def all_defined(n: Mapping[str, VariantResult]) -> bool:
         return all(n[name].converged and math.isfinite(getattr(n[name], number)) for name in names)
 
     side: dict[str, float] = {"below": 0.0} if falls else {"above": 0.0}
     measure = f"{description}, log10 of the ratio of a variant to the one before"
-    return Claim(text, _THEOREM.format(remark), measure, tuple(names), effect, premise=given, **side).quoting(*quote)  # type: ignore[arg-type]
+    return Claim(text, _THEOREM.format(remark), measure, tuple(names), effect, premise=all_defined, **side).quoting(
+        *quote
+    )  # type: ignore[arg-type]
 
 
 def claims(scale: StepsScale) -> list[Claim]:

@@ -62,7 +62,7 @@ def multiplying_node(settings: Mapping[str, Any], seed: int) -> Outcome:
     with torch.no_grad():
         left = abs(float(model.last.weight[0, 3]))
         error = float((model(x)[:, 0] - y).square().mean().sqrt())
-    return Outcome({"wrong": left, "error": error, "seen": _seen(pe, how, x)}, curve.plain(left))
+    return Outcome({"wrong": left, "error": error, "seen": _reached_corner(pe, how, x)}, curve.plain(left))
 
 
 def _loss(model: ProductNode, pe: PersistentExcitation | None, how: str, x: Tensor, y: Tensor) -> Tensor:
@@ -71,13 +71,13 @@ def _loss(model: ProductNode, pe: PersistentExcitation | None, how: str, x: Tens
         low, high = pe.extremes(x)
     else:
         weight = model.last.weight[0].abs()
-        reach = RADIUS * weight[:3].sum() + RADIUS**2 * weight[3] if how == "exactly" else 0.0
-        low, high = model(x)[:, 0] - reach, model(x)[:, 0] + reach
+        bound = RADIUS * weight[:3].sum() + RADIUS**2 * weight[3] if how == "exactly" else 0.0
+        low, high = model(x)[:, 0] - bound, model(x)[:, 0] + bound
     loss: Tensor = ((high - y).square() + (low - y).square()).mean() / 2
     return loss
 
 
-def _seen(pe: PersistentExcitation | None, how: str, x: Tensor) -> float:
+def _reached_corner(pe: PersistentExcitation | None, how: str, x: Tensor) -> float:
     if pe is None:
         return 1.0 if how == "exactly" else 0.0
     result = pe.perturbations(x)
@@ -92,7 +92,7 @@ def centring(settings: Mapping[str, Any], seed: int) -> Outcome:
 
     `origin`: "elsewhere" (100 away from the mean, in a random direction), the "mean" of the points, or the "support": on
     the optimal hyperplane, which support vectors decide. `bias` is |B|, with the classes two apart along w as in
-    Theorem 2; `margin` is that of the limit, as a share of the optimal one.
+    Theorem 2; `margin` is that of the limit, as a fraction of the optimal one.
     """
     x, s = rings(seed)
     angle = np.random.default_rng([seed, 8]).uniform(0, 2 * np.pi)
@@ -112,7 +112,7 @@ def centring(settings: Mapping[str, Any], seed: int) -> Outcome:
 
 
 def rings(seed: int) -> tuple[Array, Array]:
-    """20 points a class, sizes and tilts drawn around those of figure 2, left; classes that a line separates."""
+    """20 points per class, sizes and tilts drawn around those of figure 2, left; classes that a line separates."""
     rng = np.random.default_rng([seed, 7])
     t = 2 * np.pi * np.arange(20) / 20
     size, tilt = rng.uniform([50, 30], [60, 40]), rng.uniform([np.pi / 10, np.pi / 2.6], [np.pi / 7, np.pi / 2.1])

@@ -192,9 +192,9 @@ def printed(model: Net, first: Mapping[str, Tensor]) -> float:
         read = w["Z.weight"].T.reshape(3, -1)
         return (w["a.weight"].flatten(1).square().sum(1) - read.square().sum(1)).detach()
 
-    now = dict(model.named_parameters())
-    scale = now["a.weight"].square().sum() + now["Z.weight"].square().sum()
-    return float(((law(now) - law(first)).abs().max() / scale).detach())
+    trained = dict(model.named_parameters())
+    scale = trained["a.weight"].square().sum() + trained["Z.weight"].square().sum()
+    return float(((law(trained) - law(first)).abs().max() / scale).detach())
 
 
 def name(case: int, activation: str) -> str:
@@ -230,7 +230,7 @@ def claims(scale: CasesScale) -> list[Claim]:
             text, source, measure, own, lambda n: max(getattr(n[a], number) for a in own), below=below, kind="exact"
         ).quoting(_QUOTES[source])
 
-    def least(activation: str, number: str, text: str, source: str, below: float) -> Claim:
+    def smallest(activation: str, number: str, text: str, source: str, below: float) -> Claim:
         own = tuple(name(case, activation) for case in CASES)
         measure = f"log₁₀ of the smallest relative change over the seven cases, {activation}"
 
@@ -245,7 +245,7 @@ def claims(scale: CasesScale) -> list[Claim]:
         worst("linear", "diagonal", "linear: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
         worst("ReLU", "diagonal", "ReLU: descent conserves the diagonal, up to η² squared gradients", f, ROUNDING),
         worst("linear", "off", "linear: and all entries off the diagonal", f, ROUNDING),
-        least("ReLU", "off", "ReLU: and all entries off the diagonal, in one case at least", f, ROUNDING),
+        smallest("ReLU", "off", "ReLU: and all entries off the diagonal, in one case at least", f, ROUNDING),
         worst("linear", "flow_left", "linear: gradient flow conserves the diagonal", theorem_1, INTEGRATION),
         worst(
             "ReLU",
@@ -255,7 +255,7 @@ def claims(scale: CasesScale) -> list[Claim]:
             INTEGRATION,
         ),
         worst("linear", "flow_off", "linear: and all entries off the diagonal", theorem_1, INTEGRATION),
-        least(
+        smallest(
             "ReLU", "flow_off", "ReLU: and all entries off the diagonal, in one case at least", theorem_1, INTEGRATION
         ),
         Claim(

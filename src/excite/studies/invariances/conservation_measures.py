@@ -24,21 +24,21 @@ def sizes(report: LedgerReport) -> dict[str, float]:
     return result | {term: size(lambda e, term=term: e.terms[term]) for term in PARTS}  # type: ignore[misc]
 
 
-def shares(report: LedgerReport) -> dict[str, float]:
+def fractions(report: LedgerReport) -> dict[str, float]:
     """By part ⟨part, drift⟩/‖drift‖² over all channels of all laws; with the rest they sum to one."""
     drift = torch.cat([entry.drift for entry in report.entries])
 
-    def share(term: str) -> float:
+    def fraction(term: str) -> float:
         return float(torch.cat([entry.terms[term] for entry in report.entries]) @ drift / (drift @ drift))
 
-    return {term: share(term) for term in PARTS}
+    return {term: fraction(term) for term in PARTS}
 
 
 def imbalance(report: LedgerReport) -> tuple[float, float]:
     """Over the laws that have consumers: ‖Q‖/‖Q₀‖, and the remaining initial imbalance, ⟨Q, Q₀⟩/‖Q₀‖²."""
     entries = [entry for entry in report.entries if entry.group.consumers]
-    first, now = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
-    return float(now.norm() / first.norm()), float(now @ first / (first @ first))
+    first, last = (torch.cat([getattr(e, at) for e in entries]) for at in ("start", "value"))
+    return float(last.norm() / first.norm()), float(last @ first / (first @ first))
 
 
 def forgotten(left: float, rate: float, steps: int) -> float:

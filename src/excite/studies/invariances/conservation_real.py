@@ -23,10 +23,10 @@ from excite.studies.figures import COLOURS
 from excite.studies.invariances.conservation_measures import (
     balances,
     forgotten,
+    fractions,
     growth,
     imbalance,
     rate_of_decay,
-    shares,
     sizes,
 )
 from excite.studies.study import Claim, Study, Variant, VariantResult
@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, int], torch.optim.Optimizer]] = {
     "AdamW": lambda model, steps: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05),
 }
 MODELS = ("residual network", "transformer")
-SMALL = 0.01  # a law that moved by less than this share of its weights counts as conserved
+SMALL = 0.01  # a law that moved by less than this fraction of its weights counts as conserved
 FLOAT32 = 1e-4
 
 
@@ -128,7 +128,7 @@ def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, o
     apart, left = imbalance(report)
     values = {
         "drift": result["drift"],
-        **shares(report),
+        **fractions(report),
         "rest": max(entry.relative for entry in report.entries),
         "imbalance": apart,
         "left": left,
@@ -234,7 +234,7 @@ def draw(
 ) -> dict[str, tuple[str, Figure]]:
     """Draws the figures of the study."""
     return {
-        "figure": (f"{study.title}: drift and its terms", _parts(study, details)),
+        "figure": (f"{study.title}: drift and its terms", _terms_figure(study, details)),
         "balance": ("Balance of layers: producers of channels over consumers", _balance(details)),
     }
 
@@ -274,7 +274,7 @@ def _balance(details: Mapping[str, list[Any]]) -> Figure:
     return figure
 
 
-def _parts(study: Study, details: Mapping[str, list[Any]]) -> Figure:
+def _terms_figure(study: Study, details: Mapping[str, list[Any]]) -> Figure:
     figure, axes = _panels(len(details))
     for axis, (variant, seeds) in zip(axes.flat, details.items()):
         curve = seeds[0]["curve"]

@@ -147,9 +147,9 @@ def step(weights: Weights, x: Array, y: Array, settings: Mapping[str, Any]) -> W
     return [w - size * g for w, g in zip(weights, gradients)]
 
 
-def norm(parts: Weights) -> float:
+def norm(weights: Weights) -> float:
     """Norm of all weights together."""
-    return float(np.sqrt(sum(float((p**2).sum()) for p in parts)))
+    return float(np.sqrt(sum(float((p**2).sum()) for p in weights)))
 
 
 def ratios(weights: Weights) -> list[float]:
@@ -165,8 +165,8 @@ def differences(weights: Weights) -> list[Array]:
 def moved(weights: Weights, start: list[Array]) -> tuple[float, float]:
     """How far the laws moved, over the squared norm of the layer: largest entry on the diagonal, and off it."""
     on, off = 0.0, 0.0
-    for w, now, before in zip(weights, differences(weights), start):
-        change = np.abs(now - before) / float((w**2).sum())
+    for w, after, before in zip(weights, differences(weights), start):
+        change = np.abs(after - before) / float((w**2).sum())
         on = max(on, float(np.diag(change).max()))
         off = max(off, float((change - np.diag(np.diag(change))).max()))
     return on, off
@@ -195,9 +195,9 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
             on_progress(number / steps)
         if number < steps:
             weights = step(weights, x, y, settings)
-            now = [np.sign(w) for w in weights]
-            if any((a != b).any() for a, b in zip(now, signs)):
-                changed, signs = number + 1, now
+            new_signs = [np.sign(w) for w in weights]
+            if any((a != b).any() for a, b in zip(new_signs, signs)):
+                changed, signs = number + 1, new_signs
     on, off = moved(weights, laws)
     _, result, aligned_by, grown = curve[-1]
     values = {

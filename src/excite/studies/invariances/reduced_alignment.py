@@ -122,7 +122,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         if number in measured_steps:
             result = {name: b for name, b in measure(model, x, initial, wiring).items() if "factor" in b.terms}
             rows = [[b.terms["measured"], b.terms["at this norm"], b.terms["limit"]] for b in result.values()]
-            smallest_margin = min(smallest_margin, *(measured - now for measured, now, _ in rows))
+            smallest_margin = min(smallest_margin, *(measured - at_norm for measured, at_norm, _ in rows))
             curve.append((number, rows))
             on_progress(number / steps)
         if number < steps and not grow(model, x, y):
@@ -239,7 +239,7 @@ STUDY = Study(
             "limit": ("least limit", "{:.3f}"),
             "printed": ("as printed", "{:.3f}"),
             "above": ("ratio above limit", "{:.3f}"),
-            "room": ("room on the way", "{:.3f}"),
+            "room": ("smallest distance", "{:.3f}"),
             "drift": ("laws moved", "{:.1e}"),
             "right": ("classified correctly", "{:.0%}"),
         },
@@ -247,7 +247,7 @@ STUDY = Study(
         "Each colour is a layer of the first seed; solid: measured; dashed: what equation 13\n"
         "promises at that norm from the initial weights, 1/K − D/‖W‖²_F. For ReLU networks the dashed lines are what the paper claims; no proof stands behind them.",
         "Means over seeds, with the range. *Limit*: 1/min(rank, 2^N_r V_c), least of all layers, and the same *as printed*, with 8^N_r.\n"
-        "*Above*: least difference of a layer to its own limit. *Room*: least difference to 1/K − D/‖W‖²_F at any measurement. *Laws moved*: the\n"
+        "*Above*: least difference of a layer to its own limit. *Smallest distance*: least difference to 1/K − D/‖W‖²_F at any measurement. *Laws moved*: the\n"
         "largest change of W₂'W₂ − W₁W₁' over ‖W‖²_F, by steps of finite length, or because there is no such law.",
         ("Float64, full batch, 20 points; first weights have variance 1/4 over inputs, 1/2 for ReLU.",),
     ),

@@ -25,10 +25,10 @@ class PlannedClaim:
     """How many seeds decide a claim.
 
     Args:
-        verdict: The verdict with the seeds so far.
-        seeds: How many seeds decide it with the asked power, if effect and spread stay as they are; None where no number does.
-        word: "holds" or "fails": what it would be decided as; empty where it is not judged by an interval.
-        reason: Why no number of seeds would decide it; empty where one does.
+            verdict: The verdict with the seeds so far.
+    seeds: How many seeds decide it with the requested power, if effect and spread stay as they are; None where no number does.
+            word: "holds" or "fails": what it would be decided as; empty where it is not judged by an interval.
+            reason: Why no number of seeds would decide it; empty where one does.
     """
 
     verdict: Verdict

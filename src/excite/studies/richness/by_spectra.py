@@ -65,7 +65,7 @@ def signals(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
 
 
 def spectra(model: nn.Sequential, x: Tensor, batch: int = 250) -> dict[str, dict[str, Any]]:
-    """Of every signal over the points x: width, share of the variance in the first components, effective rank, rank.
+    """Of every signal over the points x: width, fraction of the variance in the first components, effective rank, rank.
 
     All are of the covariance and exact: up to as many points as the signal is wide they are kept, and the eigenvalues
     are those of the matrix of their inner products; beyond, their covariance is summed.
@@ -101,8 +101,8 @@ class SpectraMeasurement:
 
     def is_measured(self, run: Run, config: TrainConfig) -> bool:
         """Whether the run holds this measurement, with these settings."""
-        there = (run.path / "artifacts/spectra.json").exists()
-        return there and run.read_json("spectra").get("settings") == asdict(self)
+        exists = (run.path / "artifacts/spectra.json").exists()
+        return exists and run.read_json("spectra").get("settings") == asdict(self)
 
     def measure(self, saved: SavedModel, variant: str, progress: Callable[[float], None]) -> None:
         """Measures a trained model and stores the result in its run."""
@@ -130,7 +130,7 @@ class BySpectra:
     columns: Mapping[str, tuple[str, str]] = {
         "accuracy_train": ("accuracy, training", "{:.1%}"),
         "accuracy_test": ("test", "{:.1%}"),
-        **{f"effective_{name}": (f"effective rank, {words}", "{:.1f}") for name, words in LAYERS.items()},
+        **{f"effective_{name}": (f"effective rank, {heading}", "{:.1f}") for name, heading in LAYERS.items()},
     }
     below_figure = (
         "The fraction of a layer's variance that its first principal components explain: a curve that reaches 100 % after a few of them belongs to a layer whose\n"
@@ -152,7 +152,7 @@ class BySpectra:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         assert isinstance(jobs[0], TrainingJob)
-        load_data(jobs[0].config.data)  # says how to fetch them
+        load_data(jobs[0].config.data)  # describes how to fetch them
 
     def read(self, job: Job) -> tuple[VariantResult, dict[str, Any]]:
         """The numbers, of test images unless their name says otherwise, and the spectra by state and layer."""
@@ -199,12 +199,12 @@ class BySpectra:
 
 
 def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str], title: str) -> Figure:
-    """The share of the variance of training images in the first components, one line per layer."""
+    """The fraction of the variance of training images in the first components, one line per layer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    for axis, (words, names) in zip(axes, PANELS.items()):
+    for axis, (heading, names) in zip(axes, PANELS.items()):
         for number, name in enumerate(names):
             explained = [100 * np.array(seed["train"][name]["explained"]) for seed in seeds]
             fraction = np.stack(explained)
@@ -213,7 +213,7 @@ def variance_figure(seeds: Sequence[Mapping[str, Any]], layers: Mapping[str, str
             label = f"{layers[name]} ({seeds[0]['train'][name]['width']:,} units)"
             axis.plot(at, fraction.mean(0), color=colour, linestyle=dashes, linewidth=2, label=label)
             axis.fill_between(at, fraction.min(0), fraction.max(0), color=colour, alpha=0.15, linewidth=0)
-        axis.set(title=words, xlabel="principal components", xlim=(1, None), ylim=(0, 102))
+        axis.set(title=heading, xlabel="principal components", xlim=(1, None), ylim=(0, 102))
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right", fontsize=9)
     axes[0].set_ylabel("% of the variance explained")
@@ -230,8 +230,8 @@ def variants_figure(numbers: Sequence[VariantResult], layers: Mapping[str, str],
     axes = figure.subplots(1, len(layers), sharey=True)
     for axis, (name, label) in zip(axes, layers.items()):
         for row, variant in enumerate(["untrained", *variants]):
-            of, kind = (variants[0], "untrained") if variant == "untrained" else (variant, "effective")
-            values = [float(getattr(number, f"{kind}_{name}")) for number in numbers if number.variant == of]
+            source, quantity = (variants[0], "untrained") if variant == "untrained" else (variant, "effective")
+            values = [float(getattr(number, f"{quantity}_{name}")) for number in numbers if number.variant == source]
             colour = COLOURS[3] if variant == "untrained" else COLOURS[2]
             axis.plot(values, [row] * len(values), "o", color=colour, alpha=0.5, markeredgewidth=0)
             axis.plot([float(np.mean(values))], [row], "|", color=COLOURS[0], markersize=16, markeredgewidth=2)

@@ -125,16 +125,16 @@ def train(
     return ranks
 
 
-Parts = Sequence[tuple[Tensor, Tensor]]  # points and labels of training and test
+Splits = Sequence[tuple[Tensor, Tensor]]  # points and labels of training and test
 
 
-def input_curves(model: nn.Module, parts: Parts, threshold: float = 0.5) -> tuple[dict[str, float], tuple[str, ...]]:
+def input_curves(model: nn.Module, splits: Splits, threshold: float = 0.5) -> tuple[dict[str, float], tuple[str, ...]]:
     """Accuracies, median test margin, and gap of the margin curves of training and test points; and what speaks against them."""
     options = SearchOptions(certify=False)
     train, test = (
-        margins(model, x[:POINTS], y[:POINTS], bounds=(-1, 1), threshold=threshold, options=options) for x, y in parts
+        margins(model, x[:POINTS], y[:POINTS], bounds=(-1, 1), threshold=threshold, options=options) for x, y in splits
     )
-    right = [float(((model(x)[:, 0] > threshold).long() == y).double().mean()) for x, y in parts]
+    right = [float(((model(x)[:, 0] > threshold).long() == y).double().mean()) for x, y in splits]
     values = {
         "accuracy_train": right[0],
         "accuracy_test": right[1],
@@ -142,7 +142,7 @@ def input_curves(model: nn.Module, parts: Parts, threshold: float = 0.5) -> tupl
         "gap": train.gap(test, resamples=1).value,
     }
     return values, tuple(
-        f"{part}: {flag}" for part, found in (("training", train), ("test", test)) for flag in found.flags
+        f"{split}: {flag}" for split, result in (("training", train), ("test", test)) for flag in result.flags
     )
 
 

@@ -1,7 +1,7 @@
-"""Figure 8: a fully connected and a convolutional network tell threes from sixes; which learns the steeper function?
+"""Figure 8: a fully connected and a convolutional network tell threes from sixes; which learns the function with the larger gradients?
 
 Both begin with an identity of 784 units that is not trained, with a bias that is, so that a normalized update of that bias is
-the Lipschitz constant at the image that is seen (Lemma 1). Probabilities, binary cross-entropy, one image a step.
+the Lipschitz constant at the image that is seen (Lemma 1). Probabilities, binary cross-entropy, one image per step.
 """
 
 from __future__ import annotations

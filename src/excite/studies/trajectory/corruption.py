@@ -1,6 +1,6 @@
 """Figures 2 (bottom), 3c, 4 and 7b: a network that classifies images whose labels are more and more corrupted.
 
-Dogs against planes; a share of the training labels is drawn anew at random, so that what is to be learned becomes more
+Dogs against planes; a fraction of the training labels is drawn again at random, so that what is to be learned becomes more
 complex. SGD image by image: a million steps per network at scale "paper".
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHARES = (0.0, 0.2, 0.4, 0.6)
-VARIANTS = tuple(f"{share:.0%} corrupted" for share in SHARES)
+FRACTIONS = (0.0, 0.2, 0.4, 0.6)
+VARIANTS = tuple(f"{fraction:.0%} corrupted" for fraction in FRACTIONS)
 _LADDER = Ladder(VARIANTS, "fraction")
 LAST = 10  # epochs at the end
 _PAPER = "What training reveals"
@@ -69,22 +69,22 @@ def variants(scale: ImagesScale) -> list[Variant]:
         "images": scale.images, "test": scale.test, "epochs": scale.epochs, "widths": list(scale.widths), "lr": scale.lr,
         "decay": 10 ** (-1 / 50),
     }  # fmt: skip
-    return [Variant(name, {**base, "share": share}) for name, share in zip(VARIANTS, SHARES)]
+    return [Variant(name, {**base, "share": fraction}) for name, fraction in zip(VARIANTS, FRACTIONS)]
 
 
 def compute(settings: Mapping[str, Any], seed: int, device: str, folder: Path, on_progress: OnProgress) -> Outcome:
     """Computes the numbers of one variant and seed."""
     data = load("cifar10", classes=("airplane", "dog"), train=settings["images"], test=settings["test"])
     labels = corrupted(data.y_train.reshape(-1).float(), settings["share"], seed)
-    mark = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
-    keep = folder / f"progress-{mark}.safetensors"
+    fingerprint = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
+    checkpoint = folder / f"progress-{fingerprint}.safetensors"
     result = train(
         network(seed, settings["widths"]),
         (data.x_train, labels, data.x_test, data.y_test.reshape(-1).float()),
         TrainingLength(settings["epochs"], settings["lr"], settings["decay"]),
-        seed=seed, device=find_device(device), keep=keep, on_progress=on_progress,
+        seed=seed, device=find_device(device), checkpoint=checkpoint, on_progress=on_progress,
     )  # fmt: skip
-    keep.unlink(missing_ok=True)
+    checkpoint.unlink(missing_ok=True)
     return outcome(result)
 
 
@@ -182,7 +182,7 @@ def draw(
     figure.suptitle(f"{study.title}\n{bands(details)}, scale {scale.name}", fontsize=12)
     return {
         "figure": (
-            f"{study.title}: loss, trajectory, test loss, variance and distance by share of corrupted labels",
+            f"{study.title}: loss, trajectory, test loss, variance and distance by fraction of corrupted labels",
             figure,
         )
     }

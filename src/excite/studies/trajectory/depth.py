@@ -86,8 +86,8 @@ def train(
     moved, bound, smallest = torch.zeros(steps), torch.zeros(steps), 0.0
     for step in range(steps):
         if step % len(x) == 0:
-            turns = torch.randperm(len(x), generator=order)
-        at = turns[step % len(x)]
+            samples = torch.randperm(len(x), generator=order)
+        at = samples[step % len(x)]
         error = model(x[at]) - y[at]
         gradients = torch.autograd.grad(error.square().sum() / 2, weights)
         if step % _EVERY == 0:
@@ -169,7 +169,7 @@ def claims(scale: StepsScale) -> list[Claim]:
 def draw(
     study: Study, scale: Any, details: Mapping[str, list[Any]], numbers: Sequence[VariantResult]
 ) -> dict[str, tuple[str, Figure]]:
-    """The bounds by depth; the share of the first tenth and the bounded portion by frequency."""
+    """The bounds by depth; the fraction of the first tenth and the bounded portion by frequency."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")

@@ -110,10 +110,10 @@ class Learner:
             passed = torch.sigmoid((2 * y - 1) * logit.detach())[0].double()
             size = slopes[0].double().norm()
             ratio = size * passed
-            here = self.bias.double() - self.start
-            self.moved += here
+            offset = self.bias.double() - self.start
+            self.moved += offset
             self.sums += torch.stack(
-                [loss.detach().double(), ratio, size / passed, size * self.rate, here.square().sum()]
+                [loss.detach().double(), ratio, size / passed, size * self.rate, offset.square().sum()]
             )
             torch.maximum(self.largest, ratio, out=self.largest)
             torch._foreach_mul_(slopes, -self.rate)
@@ -136,10 +136,10 @@ def train(
     *,
     seed: int,
     device: torch.device,
-    keep: Path | None = None,
-    on_progress: Callable[[float], None] = lambda share: None,
+    checkpoint: Path | None = None,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> dict[str, Tensor]:
-    """Curves by name, (epochs,) each in float64; continued from `keep`, written there after every epoch, if it is there.
+    """Curves by name, (epochs,) each in float64; continued from the file `checkpoint` if it exists; it is written after every epoch.
 
     `spread` is the variance of the bias over an epoch, "means" (epochs, n) its mean: see `variance`.
     """
@@ -150,8 +150,8 @@ def train(
     curves = {name: torch.full((epochs,), torch.nan, dtype=torch.float64) for name in CURVES}
     means = torch.zeros(epochs, initial.numel(), dtype=torch.float64)
     done = 0
-    if keep is not None and keep.exists():
-        stored = load_file(keep)
+    if checkpoint is not None and checkpoint.exists():
+        stored = load_file(checkpoint)
         done = int(stored["done"])
         for name in CURVES:
             curves[name][:done] = stored[f"curve/{name}"][:done]
@@ -176,19 +176,19 @@ def train(
         for name, value in result.items():
             curves[name][epoch] = float(value)
         means[epoch] = (learner.start.cpu() + mean).flatten()
-        if keep is not None:
-            write(keep, epoch + 1, curves, means, model)
+        if checkpoint is not None:
+            write(checkpoint, epoch + 1, curves, means, model)
         on_progress((epoch + 1) / epochs)
     return {**curves, "means": means}
 
 
-def write(keep: Path, done: int, curves: dict[str, Tensor], means: Tensor, model: nn.Module) -> None:
+def write(checkpoint: Path, done: int, curves: dict[str, Tensor], means: Tensor, model: nn.Module) -> None:
     """Writes the progress after an epoch."""
-    with writing(keep.parent):
-        keep.parent.mkdir(parents=True, exist_ok=True)
+    with writing(checkpoint.parent):
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"weight/{name}": weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
     named = {f"curve/{name}": curve for name, curve in curves.items()}
-    write_bytes(keep, save({"done": torch.tensor(done), "means": means, **named, **weights}))
+    write_bytes(checkpoint, save({"done": torch.tensor(done), "means": means, **named, **weights}))
 
 
 def variance(result: dict[str, Tensor], last: int) -> float:

@@ -175,7 +175,7 @@ def _ratios(bound: EmptyRegions, truth: Tensor) -> Tensor:
 
 
 def _share_of_regions(result: RegionMap, bound: EmptyRegions) -> float:
-    """The share of empty regions, each counted once, that are reached."""
+    """The fraction of empty regions, each counted once, that are reached."""
     ids = result.ids.reshape(-1)
     empty = torch.zeros(result.count, dtype=torch.bool)
     reached = torch.zeros(result.count, dtype=torch.bool)
@@ -364,7 +364,7 @@ def _draw_wave(omega: float, z1: np.ndarray, z2: np.ndarray) -> np.ndarray:
 
 
 def overestimates(details: Mapping[str, Any]) -> Figure:
-    """The share of the reached empty plane where bound over constant is below a value."""
+    """The fraction of the reached empty plane where bound over constant is below a value."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")

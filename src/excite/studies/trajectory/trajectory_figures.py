@@ -13,7 +13,7 @@ from excite.studies.study import VariantResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and told apart by the colour-blind
+COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")  # cold to warm, and distinguishable by the colour-blind
 
 
 def bands(details: Mapping[str, list[Any]]) -> str:
