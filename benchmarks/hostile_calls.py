@@ -523,6 +523,7 @@ CALLS: dict[str, Call] = {
     "probes.Signs": _probe(probes.Signs, window=("count", lambda: 2)),
     "probes.Rank": _probe(probes.Rank, max_rows=("count", lambda: 8), units=("flag", lambda: False)),
     "probes.Alignment": _probe(probes.Alignment, exact=("count", lambda: 8), output=PICK),
+    "probes.Consequences": _probe(probes.Consequences, batch=("count", lambda: None), epsilon=("number", lambda: 0.1), max_width=("count", lambda: 1024), output=PICK),
     "probes.Consistency": _probe(probes.Consistency, output=PICK),
     "probes.Trajectory": _probe(probes.Trajectory, layers=("layers", lambda: "first"), output=PICK, link=("choice", lambda: "identity"), passes=("choice", lambda: "all"), bounds_every=("count", lambda: None), max_samples=("count", lambda: None), clean=("schedule", lambda: None)),
     "probes.Margin": Call(_margin_probe, {"x": X, "y": Y, "schedule": ("schedule", lambda: None), "steps": ("count", lambda: 2), "norm": NORM}),
