@@ -20,6 +20,14 @@ def test_layers_are_captured_once_for_all_probes() -> None:
     assert len(calls) == 2
 
 
+def test_parameters_are_named_once_for_all_probes() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    ctx = StepContext(torch.compile(model), 0)  # type: ignore[arg-type]
+    assert list(ctx.parameters) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert ctx.parameters is ctx.parameters
+    assert ctx.parameters["0.weight"] is model[0].weight
+
+
 def test_without_an_example_there_are_no_layers() -> None:
     ctx = StepContext(nn.Linear(2, 1), 0)
     for read in (lambda: ctx.signals, ctx.wiring):

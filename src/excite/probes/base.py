@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import Batch, Pick, call, own_copy
 from excite._core.compatibility import renamed_names
-from excite._core.intercept.affine import AffineCall, AffineMode, Names
+from excite._core.intercept.affine import AffineCall, AffineMode, Names, clean_path
 from excite._core.wrappers import eagerly
 from excite.errors import InputError
 from excite.probes.findings import Finding, MetricSeries, Panel
@@ -102,6 +102,11 @@ class StepContext:
             self.wirings[key] = trace(self.model, self.example, output=output)
         return self.wirings[key]
 
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's parameters by path, without the prefixes of wrappers; they share memory with the model."""
+        return {clean_path(path): p for path, p in self.model.named_parameters()}
+
     @property
     def signals(self) -> list[LayerSignal]:
         """The input of every affine call on the example; `.active`, which points activate which unit, takes one pass more.
@@ -142,7 +147,7 @@ def _run(model: nn.Module, example: Batch, mode: AffineMode) -> tuple[dict[str, 
 class _Units:
     """Where the units of every affine call are active: a pass of its own, made when asked for.
 
-    It holds no reference to the moment, whose memory is to be free as soon as the last probe is done with it.
+    It holds no reference to the context, whose memory is to be free as soon as the last probe is done with it.
     """
 
     def __init__(self, model: nn.Module, example: Batch):

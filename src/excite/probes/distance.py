@@ -126,7 +126,7 @@ class Distance(Probe):
 
     def measure(self, ctx: StepContext) -> Values:
         """Measures the distance of the weights from their initial values."""
-        current = {path: p for path, p in trainable_parameters(ctx.model).items() if path in self._initial}
+        current = {path: p for path, p in ctx.parameters.items() if p.requires_grad and path in self._initial}
         start = [self._initial[path] for path in current]
         if self._groups is None or self._groups.paths != list(current):
             self._groups = LayerGroups(current)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from excite._core.calls import Pick
 from excite._core.checks import check_count, same_shapes
-from excite._core.intercept.affine import clean_path
 from excite.errors import ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, finite
@@ -97,9 +96,7 @@ class Signs(Probe):
 
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures which weights changed their sign."""
-        weights = {
-            clean_path(path): p.detach() for path, p in ctx.model.named_parameters() if p.requires_grad and p.numel()
-        }
+        weights = {path: p.detach() for path, p in ctx.parameters.items() if p.requires_grad and p.numel()}
         if not weights:
             return {}
         if not self._positive:

@@ -148,16 +148,17 @@ class Rank(Probe):
         self._deficient: dict[str, list[int]] = {}  # by layer, when it was measured last
         self._named: dict[str, list[int]] = {}
         self._warned = False
+        self._attends: bool | None = None  # whether the model has attention, once it was measured
 
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures ranks and excited units of the inputs of every layer."""
         signals = [signal for signal in ctx.signals if signal.input.is_floating_point()]
         statistics = ctx.statistics
-        known = counted(statistics) | _answers(ctx)
+        self._warn(statistics)
+        known = counted(statistics) | self._answers(ctx)
         inputs = [self._inputs(signal) for signal in signals]
         covariances = Covariances([layer_rows.rows for layer_rows in inputs])
         layers = [signal.layer for signal in signals]
-        self._warn(statistics)
         if covariances.apart and not self.units:
             return Deferred(lambda: _values(layers, covariances) | known)
         values = _values(layers, covariances) | known
@@ -173,6 +174,19 @@ class Rank(Probe):
                 values[f"deficient/{layer}"] = len(bad) / input_.active.shape[1]
                 values |= {f"unit/{layer}/{unit}": value for unit, value in self._changed(layer, bad)}
         return values
+
+    def _answers(self, ctx: StepContext) -> dict[str, float]:
+        """The number of classes of a model of sequences that returns one row of logits for each."""
+        if self._attends is None:
+            self._attends = has_attention(ctx.model)
+        if ctx.example is None or not self._attends:
+            return {}
+        try:
+            logits = logits_of(ctx.output)
+        except ExciteError:
+            return {}
+        per_sequence = logits.dim() == 2 and len(logits) == batch_size(ctx.example)
+        return {"answers": float(logits.shape[1])} if per_sequence else {}
 
     def _counted(self, ctx: StepContext) -> Rows:
         """Which rows count in Theorem 1: those of points at which the output is not zero."""
@@ -242,18 +256,6 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
         }
         values |= {f"{quantity}/{layer}": value for quantity, value in result.items()}
     return values
-
-
-def _answers(ctx: StepContext) -> dict[str, float]:
-    """The number of classes of a model of sequences that returns one row of logits for each."""
-    if ctx.example is None or not has_attention(ctx.model):
-        return {}
-    try:
-        logits = logits_of(ctx.output)
-    except ExciteError:
-        return {}
-    one_each = logits.dim() == 2 and len(logits) == batch_size(ctx.example)
-    return {"answers": float(logits.shape[1])} if one_each else {}
 
 
 def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
@@ -415,13 +417,6 @@ def _statistics(history: MetricSeries) -> list[Finding]:
     if changed:
         text += " It was not the same at all steps: ranks before and after such a change do not compare."
     return [Finding("warning" if changed or "few" in counts else "note", text)]
-
-
-_STATISTICS_TEXTS = {
-    "example": "with those of the example, as in training",
-    "running": "with running statistics, because they are in evaluation mode",
-    "few": "with running statistics, because the example has one value per channel: those of an untrained network at first",
-}
 
 
 def _units_listed(units: Sequence[int]) -> str:

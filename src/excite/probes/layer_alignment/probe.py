@@ -286,7 +286,7 @@ class Alignment(Probe):
         """Measures how the leading singular vectors of consecutive layers align."""
         if self._measure is None:
             raise InputError("the alignment probe is not attached: use it through excite.watch")
-        parameters = parameters_of(ctx.model)
+        parameters = {path: p.detach() for path, p in ctx.parameters.items()}
         # Where watch.step is called under autocast, products of weights would be in half precision.
         device = next(iter(parameters.values())).device.type if parameters else "cpu"
         with torch.no_grad(), torch.autocast(device, enabled=False):
