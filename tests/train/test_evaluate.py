@@ -35,13 +35,15 @@ def test_a_model_is_loaded_with_its_data(run: Path) -> None:
     assert (saved.step, saved.threshold, saved.run) == (2, 0.5, run)
     assert [len(saved.points(part)[0]) for part in ("train", "test")] == [20, 10]
     assert len(saved.points("train", 7)[0]) == 7
+    with pytest.warns(DeprecationWarning, match="use max_points"):
+        assert len(saved.points("train", most=7)[0]) == 7
     assert load_model(load_run(run).checkpoints()[-1].path).step == 2
 
 
 def test_margins_of_fewer_points_replace_nothing(run: Path) -> None:
     saved = load_model(run)
     for count, stored in ((8, 8), (3, 8)):
-        margins = measure(saved, parts=("train",), most=count, steps=3)
+        margins = measure(saved, splits=("train",), max_points=count, steps=3)
         assert len(margins["train"]) == count
         assert len(load_run(run).read_json(artifact_name("inf", "train"))["values"]) == stored
 
@@ -54,7 +56,7 @@ def test_a_run_that_is_written_to_stores_nothing(run: Path) -> None:
     with Run.open(run, "a"):
         assert "another process is writing" in str(why_not_stored(saved))
         with pytest.raises(RunError, match="another process is writing"):
-            measure(load_model(run), parts=("train",), most=3, steps=3)
+            measure(load_model(run), splits=("train",), max_points=3, steps=3)
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def _check_later(x: Batch, bounds: Bounds | None, later: DeferredChecks) -> None
 
 
 def _judge(numbers: Sequence[float], bounds: Bounds | None, dtype: torch.dtype) -> str | None:
-    """What is wrong with a tensor: (smallest value, largest value, whether any value is out of bounds that are tensors)."""
+    """Measurements that decide whether a tensor is valid: (smallest value, largest value, whether any value is out of bounds that are tensors)."""
     low, high = numbers[:2]
     if not (math.isfinite(low) and math.isfinite(high)):
         return "expected finite inputs; some values are NaN or infinite: clean the data"

@@ -21,7 +21,7 @@ from excite.excitation.targets.binary import binary_errors, check_loss, check_th
 from excite.excitation.targets.labels import class_labels
 from excite.excitation.targets.target import Loss, Target
 
-_MOST = 100_000  # classes
+_MAX_CLASSES = 100_000  # classes
 Groups = int | Sequence[Any]  # a class, or groups of groups
 
 
@@ -71,7 +71,7 @@ class Hierarchy:
         Returns:
             The hierarchy.
         """
-        return cls(list(range(check_count(classes, "classes", 2, _MOST))))
+        return cls(list(range(check_count(classes, "classes", 2, _MAX_CLASSES))))
 
     @classmethod
     def by_means(cls, x: Tensor, y: Tensor, classes: int) -> Hierarchy:
@@ -91,7 +91,7 @@ class Hierarchy:
         Raises:
             InputError: if a class has no point, or points and labels do not fit.
         """
-        classes = check_count(classes, "classes", 2, _MOST)
+        classes = check_count(classes, "classes", 2, _MAX_CLASSES)
         check_finite(check_tensor(x, "the points x", floating=False), "points")
         if not x.dim() or not x.numel():
             raise InputError(f"expected points of shape (N, ...), at least one; got {shown(x)}")
@@ -317,9 +317,9 @@ def _cut(means: Tensor, group: list[int]) -> Groups:
     largest = 2 ** ((len(group) - 1).bit_length() - 1)
     places = range(len(group) - largest, largest + 1)
 
-    def spread(position: int) -> float:
+    def variation(position: int) -> float:
         sides = points[order[:position]], points[order[position:]]
         return sum(float((side - side.mean(0)).square().sum()) for side in sides)
 
-    position = min(places, key=spread)
+    position = min(places, key=variation)
     return [_cut(means, [group[i] for i in side]) for side in (order[:position], order[position:])]

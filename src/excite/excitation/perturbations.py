@@ -177,9 +177,9 @@ class PerturbedInput:
             if gradient.shape != signal.shape:
                 signal = self.layout.join(signal, signal)
             low, high = self.bounds
-            here = signal if at is None else self.mode.moved(signal, at)
+            moved = signal if at is None else self.mode.moved(signal, at)
             uphill = self.mode.slope(signal, gradient)
-            stuck = ((here >= high) & (uphill > 0)) | ((here <= low) & (uphill < 0))
+            stuck = ((moved >= high) & (uphill > 0)) | ((moved <= low) & (uphill < 0))
             gradient = gradient.masked_fill(stuck, 0)
         return steepest(self.at_allowed(gradient, samples), norm, self.layout, samples)
 

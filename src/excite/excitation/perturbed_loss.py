@@ -128,7 +128,7 @@ class PerturbedLoss(ABC):
 
     @abstractmethod
     def _advice(self, ratio: float) -> str:
-        """What to do after a collapse, given `CollapseCheck.ratio`."""
+        """Advice after a collapse, for `CollapseCheck.ratio`."""
 
     def _forward(self, x: Batch) -> Tensor:
         """The outputs without perturbations."""

@@ -1,4 +1,4 @@
-"""One controller for radii that nobody has to tune: as much excitation as accuracy allows, and no more than is needed.
+"""Controllers of automatic radii: as much excitation as accuracy allows, and no more than is needed.
 
 The radius of a layer is a factor r times the root mean square of its input. The controller knows what the radius costs and,
 if there is a gap to close, whether it is needed:

@@ -39,7 +39,7 @@ Read = Callable[[Any, int], Tensor]  # (what the model returned, samples) -> out
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What is searched: the ball of `norm` and of `radius(layer)` around the input of each chosen affine call."""
+    """The search region and its settings: the ball of `norm` and of `radius(layer)` around the input of each chosen affine call."""
 
     radius: Callable[[str], tuple[float | Tensor, bool]]  # layer -> (number, whether relative to the layer's input)
     norm: Norm

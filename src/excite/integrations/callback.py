@@ -114,7 +114,7 @@ class DeferredWatch:
     def log(self, values: Mapping[str, Any], framework: str) -> None:
         """Records what the framework logs, under its names; one that belongs to a probe gets the framework's name in front.
 
-        What is not a number, such as text, is left out: the framework's own loggers have it.
+        Values that are not numbers, such as text, are left out: the framework's own loggers have it.
         """
         if self.watch is None:
             return
@@ -126,18 +126,18 @@ class DeferredWatch:
         active, self.watch = self.watch, None
         run, self._run = self._run, None
         if active is not None:
-            kind = None if error is None else type(error)
+            error_type = None if error is None else type(error)
             try:
                 self._final = active.state_dict()
             finally:
-                self._finish(active, run, kind, error)
+                self._finish(active, run, error_type, error)
 
-    def _finish(self, active: Watch, run: Run | None, kind: Any, error: BaseException | None) -> None:
+    def _finish(self, active: Watch, run: Run | None, error_type: Any, error: BaseException | None) -> None:
         try:
-            active.__exit__(kind, error, None if error is None else error.__traceback__)
+            active.__exit__(error_type, error, None if error is None else error.__traceback__)
         finally:
             if run is not None:
-                run.__exit__(kind, error, None)
+                run.__exit__(error_type, error, None)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the watch for a checkpoint."""

@@ -45,7 +45,7 @@ __getattr__ = renamed_names(__name__, {"ExciteCallback": "LightningCallback"})
 class LightningCallback(_Callback):  # type: ignore[misc]
     """`excite.watch` as a callback: attached before the first training batch, one step per optimizer step.
 
-    What the module logs with `self.log` is recorded too, every `log_every_n_steps` steps, and at the end of epochs and
+    Values that the module logs with `self.log` are recorded too, every `log_every_n_steps` steps, and at the end of epochs and
     validations, with or without a logger. A name that belongs to a probe, such as "loss", becomes "lightning/loss". The config of the
     run is what `save_hyperparameters` recorded.
 
@@ -206,7 +206,7 @@ def input_of(batch: Any) -> Batch:
         batch: A batch of the training data loader.
 
     Returns:
-        What the model takes.
+        The input of the model.
 
     Raises:
         InputError: If the batch is empty.

@@ -80,14 +80,14 @@ class TransformersCallback(_transformers.TrainerCallback):  # type: ignore[misc]
         """The `Watch`, or None outside training."""
         return self._deferred.watch
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Registers the hooks that start the watch at the first training pass and read the loss."""
         self.close()
-        model = unwrap(given["model"])
-        self._parts = max(1, args.gradient_accumulation_steps)
+        model = unwrap(kwargs["model"])
+        self._micro_batches = max(1, args.gradient_accumulation_steps)
         where, config = args.output_dir, _settings(args)
-        evaluated = given.get("eval_dataloader")  # of an evaluation before this training
-        data = _data(given.get("train_dataloader"), self._evaluation_data() if evaluated is None else evaluated)
+        evaluated = kwargs.get("eval_dataloader")  # of an evaluation before this training
+        data = _data(kwargs.get("train_dataloader"), self._evaluation_data() if evaluated is None else evaluated)
 
         def first(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
             """Before the first training pass, when there is a batch and no step is done.
@@ -101,13 +101,13 @@ class TransformersCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             batch = first_samples(dict(named)) if named else first_samples(tuple(positional))
             named_only = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()} if named else batch
             sinks = _sinks(args) if state.is_world_process_zero else []
-            self._deferred.start(module, named_only, given["optimizer"], where, sinks, data, config)
+            self._deferred.start(module, named_only, kwargs["optimizer"], where, sinks, data, config)
 
         def returned(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             loss = output.get("loss") if hasattr(output, "get") else None
             if isinstance(loss, Tensor) and module.training and torch.is_grad_enabled() and not probes_ignored():
-                # With num_items_in_batch the parts are shares of the step's loss already.
-                self._deferred.add(loss if "num_items_in_batch" in named else loss / self._parts)
+                # With num_items_in_batch the losses of micro-batches are fractions of the loss of the step already.
+                self._deferred.add(loss if "num_items_in_batch" in named else loss / self._micro_batches)
 
         self._begin = partial(first, model, ())
         self._handles = [
@@ -130,15 +130,15 @@ class TransformersCallback(_transformers.TrainerCallback):  # type: ignore[misc]
             frame = frame.f_back
         return None
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Records one optimizer step."""
         self._deferred.step()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Records what the trainer logs: "loss" as "train/loss", "eval_loss" as "eval/loss", as it does for TensorBoard."""
         self._deferred.log({_grouped(name): value for name, value in (logs or {}).items()}, "transformers")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Closes the run."""
         self.close()
 

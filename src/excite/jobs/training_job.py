@@ -60,7 +60,11 @@ class MarginMeasurement:
             progress((0.5 if phase.endswith("test") else 0.0) + 0.5 * done / max(total, 1))
 
         measure(
-            saved, variant=variant, most=self.points, options=SearchOptions(certify=self.certify), progress=on_points
+            saved,
+            variant=variant,
+            max_points=self.points,
+            options=SearchOptions(certify=self.certify),
+            progress=on_points,
         )
 
 

@@ -95,7 +95,7 @@ def passes_in(seconds: float, problem: MarginProblem, correct: Tensor, batch: in
 
 
 def left_out(full: Effort, taken: Effort, budget: SearchBudget, censored: int) -> str | None:
-    """What the budget left out, in words; None if nothing."""
+    """Describes what the budget left out; None if nothing."""
     if taken == full:
         return None
     omitted = []

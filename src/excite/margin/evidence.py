@@ -13,7 +13,7 @@ from excite.margin.batches import BatchedSearch
 from excite.margin.problem import AdversarialPerturbations, Decision
 from excite.margin.reliability.gradient_free import gradient_free_search
 from excite.margin.reliability.planted import PlantedTest, planted_test
-from excite.margin.reliability.surrogates import DRAWS, METHODS, WORDS, MeanOutputs, Method, surrogate_search
+from excite.margin.reliability.surrogates import DESCRIPTIONS, DRAWS, METHODS, MeanOutputs, Method, surrogate_search
 
 _CHECKED = 64  # points given to the gradient-free search, or all of them if it wins too often
 _QUERIES = 300  # forward passes it may use for each
@@ -190,7 +190,7 @@ def _mend(searched: BatchedSearch, perturbations: AdversarialPerturbations, evid
             for index in torch.nonzero(attacked)[:, 0].split(searched.batch):
                 _search_again(searched, perturbations, index, method)
             improved = int((perturbations.radius < _BEATEN * before).sum())
-            return replace(evidence, mended=WORDS[method], improved=improved)
+            return replace(evidence, mended=DESCRIPTIONS[method], improved=improved)
     return evidence
 
 

@@ -175,7 +175,7 @@ def find_ways(sites: InputSites, x: Tensor, size: int) -> list[tuple[int, Tensor
 def from_input(
     decision: LayerDecision, constraint: Constraint, perturbations: AdversarialPerturbations, size: int
 ) -> AdversarialPerturbations | None:
-    """What a search over inputs found, as rows; None where x cannot be changed through one site."""
+    """The result of a search over inputs, as rows; None where x cannot be changed through one site."""
     sites, entry = decision.sites, decision.sites.entry
     if entry is None:
         return None

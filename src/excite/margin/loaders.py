@@ -72,7 +72,7 @@ def loader_margins(
     for number, batch in enumerate(_first(loader, batches)):
         if number % size == rank:
             x, y = _pair(batch, device_of(model))
-            by_batch[number] = _one(
+            by_batch[number] = _batch_margins(
                 model, x, y, None if directory is None else directory / f"batch-{number:06d}.json", settings, arguments
             )
         if progress is not None:
@@ -84,7 +84,7 @@ def loader_margins(
     return concatenate([by_batch[number] for number in sorted(by_batch)])
 
 
-def _one(
+def _batch_margins(
     model: nn.Module, x: Tensor, y: Tensor, path: Path | None, settings: str, arguments: dict[str, Any]
 ) -> Margins:
     """The margins of one batch, from its file if that has them."""
@@ -105,7 +105,7 @@ def _one(
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What is stored; None if nothing, or not readable, which is then measured again."""
+    """The stored margins; None if there are none, or they cannot be read: then they are measured again."""
     try:
         stored = read_json(path) if path.exists() else None
     except (ExciteError, OSError, ValueError):

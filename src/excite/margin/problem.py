@@ -124,7 +124,7 @@ class FeatureDecision(Decision):
 
 @contextmanager
 def _inputs_of(layer: nn.Linear) -> Iterator[list[Tensor]]:
-    """What the layer is called with while this holds; the hook is removed also after an exception."""
+    """The layer's inputs in the passes inside this context; the hook is removed also after an exception."""
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     try:

@@ -321,7 +321,7 @@ class Margins:
 
 
 def concatenate(parts: Sequence[Margins]) -> Margins:
-    """The margins of several sets of points, measured alike, as one; evidence is added up, perturbations are left out.
+    """The margins of several sets of points, measured with the same settings, as one; evidence is added up, perturbations are left out.
 
     Raises:
         InputError: if there is none, or they are of different norms or kinds.

@@ -122,7 +122,7 @@ def search(
         state.update(best, plan, step / steps, *values, noise, init_radius)
         converged = (state.agreements >= 3) | (state.hopeless >= _HOPELESS)
         if int(converged.sum()) * 10 >= len(converged):  # enough of them to be worth the copy
-            state.keep(torch.nonzero(~converged)[:, 0])
+            state.keep_rows(torch.nonzero(~converged)[:, 0])
         if not len(state.index):
             break
     return best
@@ -200,7 +200,7 @@ class _State:
             descent = constraint.scaled(gradient) if plan.proportional else constraint.direction(gradient)
             self.d = constraint.project(d - descent * column(step_size * self.radius, d), self.radius)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Drop the other points."""
         for name in ("index", "d", "radius", "best", "agreements", "hopeless"):
             setattr(self, name, getattr(self, name)[rows])

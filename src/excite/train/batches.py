@@ -45,7 +45,7 @@ class Shuffle:
 def augmented(x: Tensor, flip: bool = True, shift: int = 4) -> Tensor:
     """Images (B, C, H, W), each flipped left to right with probability ½ and moved by up to `shift` pixels either way.
 
-    What moves in from outside repeats the pixels of the edge, so that values stay within the bounds of the data. Draws
+    Pixels shifted in from outside repeat the edge, so that values stay within the bounds of the data. Draws
     from torch's global random state on the CPU: inside `fit` that is the training's own, and checkpoints keep it.
     """
     if x.dim() != 4:

@@ -19,7 +19,7 @@ from excite._core.background import drain
 from excite.train.step import Loss, Step
 
 _WARM = 3  # plain steps before a capture: libraries choose their algorithms, optimizers make their state
-_SEEN = 8  # steps of one shape that are worth a capture
+_MIN_STEPS = 8  # steps of one shape that are worth a capture
 _T = TypeVar("_T")
 
 
@@ -72,7 +72,7 @@ class CapturedStep(Step):
         super().__post_init__()
         self._graphs: dict[Hashable, _Graph] = {}
         self._plain: dict[Hashable, int] = {}
-        self._now: Hashable = None
+        self._current: Hashable = None
         self.why_not = _refusal(self.optimizer)
         self._stream = CaptureStream() if self.why_not is None else None
 
@@ -84,15 +84,15 @@ class CapturedStep(Step):
             tuple(v for v in group.values() if isinstance(v, int | float)) for group in self.optimizer.param_groups
         )
         setting = (self.setting(), rates)
-        if setting != self._now:  # graphs of a radius that is gone would only take memory
+        if setting != self._current:  # graphs of a radius that is gone would only take memory
             self._graphs.clear()
             self._plain.clear()
-            self._now = setting
+            self._current = setting
         shapes = (x.shape, x.dtype, y.shape, y.dtype)
         graph = self._graphs.get(shapes)
         if graph is None:
             self._plain[shapes] = count = self._plain.get(shapes, 0) + 1
-            rare = len(self._graphs) > 0 and count <= _SEEN
+            rare = len(self._graphs) > 0 and count <= _MIN_STEPS
             if count <= _WARM or rare:
                 assert self._stream is not None
                 plain = super().__call__

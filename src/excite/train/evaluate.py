@@ -24,14 +24,14 @@ Progress = Callable[[str, int, int], None]
 PARTS = ("train", "test")
 
 
-@renamed_keywords(arm="variant")
+@renamed_keywords(arm="variant", parts="splits", most="max_points")
 def measure(
     saved: SavedModel,
     *,
     variant: str | None = None,
-    parts: tuple[str, ...] = PARTS,
+    splits: tuple[str, ...] = PARTS,
     norm: str = "inf",
-    most: int | None = None,
+    max_points: int | None = None,
     progress: Progress | None = None,
     store: bool = True,
     **options: Any,
@@ -47,7 +47,7 @@ def measure(
         raise InputError(f"{saved.data.name} is a regression: margins need classes")
     parsed_norm = parse_norm(norm, ("inf", "2"))
     with closing(Run.open(saved.folder, "a")) if store else nullcontext() as run:
-        margins_by_split, accuracy = _measure(saved, parsed_norm, parts, most, progress, options)
+        margins_by_split, accuracy = _measure(saved, parsed_norm, splits, max_points, progress, options)
         if run is not None:
             _store(run, saved, variant, margins_by_split, accuracy)
     return margins_by_split
@@ -74,7 +74,7 @@ def _measure(
     progress: Progress | None,
     options: dict[str, Any],
 ) -> tuple[dict[str, Margins], dict[str, float]]:
-    """Margins and accuracies by part."""
+    """Margins and accuracies by split."""
     search = {field.name: options[field.name] for field in fields(SearchOptions) if field.name in options}
     options = {name: value for name, value in options.items() if name not in search}
     if search:

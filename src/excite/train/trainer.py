@@ -38,9 +38,9 @@ from excite.train.settings import (
 from excite.train.step import Loss, Step
 from excite.train.stopping import stop_requested
 
-_PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
+_MAX_PENDING = 32  # steps whose losses may wait on a GPU before they are fetched and checked
 _PATIENCE, _FINAL_TRIES = 5.0, 60  # seconds to wait for a locked database, and how often before the training ends
-_MOST = 2000  # training points for the accuracy after each epoch
+_MAX_POINTS = 2000  # training points for the accuracy after each epoch
 
 
 class Trainer:
@@ -94,7 +94,7 @@ class Trainer:
         self.processes = 1
         self._spent, self._since = 0.0, time.perf_counter()  # seconds of training before the last checkpoint, and now
         self._pending: list[Tensor] = []
-        self._patience = _PENDING if self.device.type == "cuda" else 1
+        self._patience = _MAX_PENDING if self.device.type == "cuda" else 1
 
     def train(self) -> TrainingResult:
         """Takes all remaining steps, after `begin`."""
@@ -259,7 +259,7 @@ class Trainer:
             self._log(self.step, values)
         if not self.classifies:
             return
-        values = {"accuracy/train": self._accuracy(self.x, self.y, _MOST)}
+        values = {"accuracy/train": self._accuracy(self.x, self.y, _MAX_POINTS)}
         if len(self.test[0]):
             values["accuracy/test"] = self._accuracy(*self.test)
         self._log(self.step, values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from excite.errors import InputError
-from excite.excitation.targets.labels import accepted, class_labels, entropy, shares
+from excite.excitation.targets.labels import accepted, class_fractions, class_labels, entropy
 
 Y = torch.tensor([0, 2, 2, 1])
 
@@ -41,5 +41,5 @@ def test_labels_judged_later_are_changed_until_then(dtype):
 
 
 def test_shares_and_their_entropy():
-    assert shares(Y, 3).tolist() == [0.25, 0.25, 0.5]
+    assert class_fractions(Y, 3).tolist() == [0.25, 0.25, 0.5]
     assert float(entropy(Y, 3)) == pytest.approx(1.5 * math.log(2))

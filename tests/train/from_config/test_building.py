@@ -111,7 +111,7 @@ def test_many_classes_train_and_are_measured(tmp_path: Path, changes: dict[str, 
 
     with train({**DIGITS, **changes}, tmp_path / "run") as run:
         assert run.series("accuracy/test")[1][-1] > 0.7
-    found = measure(load_model(tmp_path / "run"), most=20, options=SearchOptions(evidence=False))
+    found = measure(load_model(tmp_path / "run"), max_points=20, options=SearchOptions(evidence=False))
     assert found["test"].median > 0
 
 

@@ -147,7 +147,7 @@ def test_cross_entropy_has_two_outputs_and_measures(tmp_path: Path) -> None:
         assert run.load_checkpoint()[1]["model"]["3.bias"].shape == (2,)
         last = run.series("accuracy/test")[1][-1]
     saved = load_model(tmp_path / "run")
-    found = measure(saved, norm="2", most=10, options=SearchOptions(steps=5, restarts=1))
+    found = measure(saved, norm="2", max_points=10, options=SearchOptions(steps=5, restarts=1))
     assert len(found["test"]) == 10
     with torch.no_grad():
         right = (saved.model(saved.data.x_test).argmax(1) == saved.data.y_test).double().mean().item()

@@ -68,7 +68,9 @@ def margins(
     try:
         saved = load_saved(checkpoint, model, options, data, normalize, bounds, trust)
     except NoWeights as error:
-        if (layers, relative, certify, points) != (None, False, None, None) or not (stored := _kept(checkpoint, norm)):
+        if (layers, relative, certify, points) != (None, False, None, None) or not (
+            stored := _stored(checkpoint, norm)
+        ):
             raise
         _print_margins(stored, checkpoint, figure, measurable=False)
         print_line(f"measured at the end of the training; to measure more: {error}")
@@ -78,7 +80,7 @@ def margins(
         print_line(f"the results will be printed, not stored: {reason}")
     with progress_bars() as progress:
         results = measure(
-            saved, norm=norm, most=points, options=SearchOptions(steps=steps, certify=_parse_certify(certify)), layers=_parse_layers(layers), relative=relative, progress=progress,
+            saved, norm=norm, max_points=points, options=SearchOptions(steps=steps, certify=_parse_certify(certify)), layers=_parse_layers(layers), relative=relative, progress=progress,
             store=reason is None,
         )  # fmt: skip
     _print_margins(results, checkpoint, figure)
@@ -88,7 +90,7 @@ def margins(
         print_line(f"stored in: {saved.folder / 'artifacts'}" if reason is None else f"not stored: {reason}")
 
 
-def _kept(run: Path, norm: str) -> dict[str, Margins]:
+def _stored(run: Path, norm: str) -> dict[str, Margins]:
     """The margins in this norm that a run holds, by part."""
     from excite._core.checks import parse_norm
     from excite.report.collect import stored_margins

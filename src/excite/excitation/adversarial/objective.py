@@ -1,4 +1,4 @@
-"""What the search of adversarial training increases besides the error of the target: the divergence of TRADES, the margin."""
+"""Objectives of the search of adversarial training besides the error of the target: the divergence of TRADES, the margin."""
 
 from __future__ import annotations
 

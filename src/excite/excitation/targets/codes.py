@@ -14,7 +14,7 @@ from excite.errors import ModelError
 from excite.excitation.codes import codes, nearest
 from excite.excitation.direction import wide
 from excite.excitation.targets.binary import check_loss
-from excite.excitation.targets.labels import class_labels, entropy, shares
+from excite.excitation.targets.labels import class_fractions, class_labels, entropy
 from excite.excitation.targets.target import Loss, Target
 
 
@@ -68,7 +68,7 @@ class Codes(Target):
         if self.loss_name == "cross-entropy":
             return entropy(labels, self.classes)
         return (
-            1 - shares(labels, self.classes).square().sum()
+            1 - class_fractions(labels, self.classes).square().sum()
         ) / 2  # half the mean squared distance of two codes drawn at random
 
     def start(self, output: Tensor) -> Tensor:

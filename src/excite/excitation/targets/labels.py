@@ -59,12 +59,12 @@ def _not_a_class(label: int, classes: int) -> str:
 
 
 def entropy(labels: Tensor, classes: int) -> Tensor:
-    """Of the shares of the classes, in nats: the cross-entropy of the best constant logits."""
-    terms: Tensor = torch.special.entr(shares(labels, classes))
+    """Entropy of the class fractions, in nats: the cross-entropy of the best constant logits."""
+    terms: Tensor = torch.special.entr(class_fractions(labels, classes))
     return terms.sum()
 
 
-def shares(labels: Tensor, classes: int) -> Tensor:
-    """Of each class, (m,), among labels (B,)."""
+def class_fractions(labels: Tensor, classes: int) -> Tensor:
+    """Fraction of each class, (m,), among labels (B,)."""
     ones = torch.ones(len(labels), device=labels.device)
     return torch.zeros(classes, device=labels.device).scatter_add(0, labels, ones) / len(labels)

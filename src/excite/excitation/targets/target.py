@@ -19,7 +19,7 @@ class Target(ABC):
 
     @abstractmethod
     def outputs(self, returned: Tensor, batch: int) -> Tensor:
-        """What the model returned for `batch` samples as (B,) or (B, k); any other shape is refused."""
+        """The output of the model for `batch` samples as (B,) or (B, k); any other shape is refused."""
 
     @abstractmethod
     def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
@@ -54,7 +54,7 @@ class Target(ABC):
         return self.decide((low + high) / 2) == labels
 
     def searches(self, x: Batch, labels: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """What is searched for the batch x: samples, and the direction v of each; None leaves the direction to the search."""
+        """The searches for the batch x: samples, and the direction v of each; None leaves the direction to the search."""
         return x, None
 
     def losses(self, low: Tensor, high: Tensor, labels: Tensor) -> Tensor:

@@ -264,9 +264,9 @@ def _targets(
         coefficients = torch.stack([eye[label] - eye[j] for j in range(decision.classes) if j != label])
         shift = [0.0] * len(coefficients)
     rows: list[tuple[np.ndarray, float]] = []
-    for part in coefficients.to(tape.device).split(tape.rows):
-        sources, constants = tape.affine_rows(tape.output, part)
-        for k in range(len(part)):
+    for chunk in coefficients.to(tape.device).split(tape.rows):
+        sources, constants = tape.affine_rows(tape.output, chunk)
+        for k in range(len(chunk)):
             row = np.zeros(count)
             for node, value in sources.items():
                 np.add.at(row, columns_of[node], value[k].flatten().cpu().numpy())

@@ -31,7 +31,7 @@ class ActivationShape:
 
     kinks: Callable[..., tuple[float, ...]] | None = None
     curvature: Callable[..., float] | None = None
-    applies: Callable[..., bool] = lambda *args: all(isinstance(one, int | float | str | None) for one in args)
+    applies: Callable[..., bool] = lambda *args: all(isinstance(arg, int | float | str | None) for arg in args)
     monotone: bool = True
 
 

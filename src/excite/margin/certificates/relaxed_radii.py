@@ -60,7 +60,7 @@ def _bisect(tape: OperatorTape, problem: MarginProblem, upper: Tensor, safe: Ten
     for step in range(_ROUNDS):
         middle = high if step == 0 else torch.where(safe > 0, (safe + high) / 2, high / 3)
         ahead = smallest_lead(tape, problem, middle, method)
-        certain = ahead > _slack(tape, problem)
+        certain = ahead > _rounding(tape, problem)
         safe, high = torch.where(certain, torch.maximum(middle, safe), safe), torch.where(certain, high, middle)
         if bool((high - safe <= 5e-3 * high).all()):
             break
@@ -90,7 +90,7 @@ def difference(decision: Decision, other: int) -> Tensor:
     return (one_hot(labels, m) - one_hot((labels + other) % m, m)).double()
 
 
-def _slack(tape: OperatorTape, problem: MarginProblem) -> Tensor:
+def _rounding(tape: OperatorTape, problem: MarginProblem) -> Tensor:
     """How far the outputs of the model, in its own precision, may be from those in float64."""
     with torch.no_grad():
         f = problem.decision.outputs(problem.x).double()

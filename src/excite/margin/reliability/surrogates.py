@@ -19,7 +19,7 @@ from excite.margin.search import PLANS, CleanPoints, Noise, search
 
 Method = Literal["straight-through", "averaged", "differences"]
 METHODS: tuple[Method, ...] = ("straight-through", "averaged", "differences")
-WORDS: dict[Method, str] = {
+DESCRIPTIONS: dict[Method, str] = {
     "straight-through": "gradients straight through rounding, signs and other steps",
     "averaged": "gradients averaged over noise",
     "differences": "differences of outputs instead of gradients",

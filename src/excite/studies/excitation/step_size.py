@@ -134,11 +134,11 @@ def _ladder(
     def all_defined(n: Mapping[str, VariantResult]) -> bool:
         return all(n[name].converged and math.isfinite(getattr(n[name], number)) for name in names)
 
-    side: dict[str, float] = {"below": 0.0} if falls else {"above": 0.0}
     measure = f"{description}, log10 of the ratio of a variant to the one before"
-    return Claim(text, _THEOREM.format(remark), measure, tuple(names), effect, premise=all_defined, **side).quoting(
-        *quote
-    )  # type: ignore[arg-type]
+    below, above = (0.0, None) if falls else (None, 0.0)
+    source = _THEOREM.format(remark)
+    claim = Claim(text, source, measure, tuple(names), effect, below=below, above=above, premise=all_defined)
+    return claim.quoting(*quote)
 
 
 def claims(scale: StepsScale) -> list[Claim]:

@@ -97,7 +97,7 @@ def parse_config(values: object, where: str = "config") -> TrainConfig:
         raise InputError(f"{where}: {_explain(error, values)}") from error
 
 
-# What stands in an error for each kind of complaint; anything else keeps pydantic's words.
+# Messages by pydantic's type of error; other errors have pydantic's own message.
 _EXPECTED = {
     "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "string_pattern_mismatch": "text such as '10 steps' or '1 epoch'", "bool_type": "true or false", "string_type": "text", "list_type": "a list", "dict_type": "a table",

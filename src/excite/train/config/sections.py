@@ -57,7 +57,7 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """A built-in name ("small-cnn", "papers-cnn", "resnet", "preact-resnet", "vit", "mlp", "linear") or "module:factory", with options for it.
 
-    What follows from the data (channels, inputs, size, outputs) is filled in for built-in names. `sharded`: where several
+    Options that follow from the data (channels, inputs, size, outputs) are filled in for built-in names. `sharded`: where several
     processes train, each keeps a part of the weights (FSDP2) instead of all of them (DistributedDataParallel).
 
     Attributes:

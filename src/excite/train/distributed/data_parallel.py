@@ -69,7 +69,7 @@ def part_of(rows: Tensor, rank: int, size: int) -> tuple[Tensor, float]:
 class DataParallelStep(Step):
     """A step of all ranks; returns the loss of the global batch.
 
-    `weight` is that of this rank's part of the batch, `whole` whether the part is all of it, on every rank. `total` holds the loss of the global batch and the number of ranks that
+    `weight` is the weight of this rank's part of the batch; `same` is True where every rank has the whole batch. `total` holds the loss of the global batch and the number of ranks that
     voted to stop.
     """
 
@@ -79,7 +79,7 @@ class DataParallelStep(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weight, self.whole = 1.0, False
+        self.weight, self.same = 1.0, False
         self.total = torch.zeros(2)
         self.why_not = "trained by several processes"
         self._begun = False
@@ -87,7 +87,7 @@ class DataParallelStep(Step):
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Does one training step on this process's part of the batch, and returns the loss over the whole batch."""
         self.optimizer.zero_grad()
-        with same_batch(self.whole):
+        with same_batch(self.same):
             loss = self.loss(x, y)
         if loss.numel() != 1 or not loss.requires_grad:
             raise InputError(f"expected a loss of one number with a gradient; got shape {tuple(loss.shape)}")
@@ -144,7 +144,7 @@ class DataParallelTrainer(Trainer):
             with super().record_failure(), self.ranks.ending_together():
                 yield
         except (RankLost, OtherProcess) as error:
-            if error.lost:
+            if error.resumable:
                 record_end(self.run, "stopped", str(error))
             raise
 
@@ -165,7 +165,7 @@ class DataParallelTrainer(Trainer):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Returns this rank's part of a batch."""
         local_rows, self._step.weight = part_of(indices, self.ranks.rank, self.ranks.size)
-        self._step.whole = len(indices) < self.ranks.size
+        self._step.same = len(indices) < self.ranks.size
         if self.settings.transform is None:
             return self.x[local_rows], self.y[local_rows]
         # Of the global batch, from the common stream: the points are augmented as on one process.

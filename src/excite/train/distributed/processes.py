@@ -31,15 +31,15 @@ _FAILED = "failed"  # key in the store: which rank failed first, and why
 class OtherProcess(ExciteError):
     """Another rank failed; the message says why."""
 
-    def __init__(self, message: str, lost: bool = False):
+    def __init__(self, message: str, resumable: bool = False):
         super().__init__(message)
-        self.lost = lost  # killed or interrupted: the training can be resumed
+        self.resumable = resumable  # killed or interrupted: the training can be resumed
 
 
 class RankLost(TrainingStopped):
     """A rank was killed, or its machine is gone."""
 
-    lost = True
+    resumable = True
 
 
 class Processes:
@@ -193,10 +193,10 @@ class Processes:
         rank, outcome, text = report.split(" ", 2)
         if outcome == "lost":
             text = f"one of the {self.size} processes is gone (killed, or its machine is): start the same command again to continue"
-            return RankLost(text) if report == own else OtherProcess(text, lost=True)
+            return RankLost(text) if report == own else OtherProcess(text, resumable=True)
         if outcome == "stopped":
             text = f"process {rank} of {self.size} was interrupted: start the same command again to continue"
-            return OtherProcess(text, lost=True) if isinstance(error, Exception) else error
+            return OtherProcess(text, resumable=True) if isinstance(error, Exception) else error
         return error if report == own else OtherProcess(f"process {rank} of {self.size} failed: {text}")
 
 

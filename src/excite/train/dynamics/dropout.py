@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 def train_with_dropout(
     model: nn.Module | Pairs, x: Tensor, y: Tensor, steps: int, lr: float, *, where: Where = "end", tail: int =
     1000, decay: float = 1.0, measurements: int = 20, seed: int = 0, progress: Callable[[float], None] = lambda
-    share: None,
+    fraction: None,
 ) -> DropoutRun:  # fmt: skip
     """Trains with ½-dropout by SGD on the binary cross-entropy, one point per step.
 
@@ -144,16 +144,16 @@ class _Tail:
     """Records of the last steps."""
 
     def __init__(self, count: int, widths: Sequence[int]):
-        self.seen = np.zeros((count, sum(widths)), bool)
+        self.active = np.zeros((count, sum(widths)), bool)
         self.phi, self.plain, self.outputs = np.zeros(count), np.zeros(count), np.zeros(count)
 
     def put(self, row: int, step: _Step) -> None:
-        self.seen[row], self.plain[row], self.outputs[row] = step.active, step.plain, _sigmoid(step.z)
+        self.active[row], self.plain[row], self.outputs[row] = step.active, step.plain, _sigmoid(step.z)
         self.phi[row] = step.plain * _sigmoid(step.z) * _sigmoid(-step.z)
 
     def tensors(self, cuts: Array) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
-        """seen a layer, φ, the same before the sigmoid, outputs."""
-        patterns = tuple(torch.from_numpy(columns.copy()) for columns in np.split(self.seen, cuts, axis=1))
+        """Active units of each layer, φ, φ before the sigmoid, outputs."""
+        patterns = tuple(torch.from_numpy(columns.copy()) for columns in np.split(self.active, cuts, axis=1))
         return patterns, torch.from_numpy(self.phi), torch.from_numpy(self.plain), torch.from_numpy(self.outputs)
 
 

@@ -28,7 +28,7 @@ from excite._core.preserve import preserve_random_state
 from excite.errors import InputError, TrainingStopped
 from excite.train.dynamics.kinks import Side, first_crossing, left_side, sides
 from excite.train.dynamics.objective import Array, Field, FlowRecorder, FlowResult, Loss, Quantity, Status, positive
-from excite.train.dynamics.sliding import MOST, Place, corrected, leaving, mask, released, tangent
+from excite.train.dynamics.sliding import MAX_SURFACES, Place, corrected, leaving, mask, released, tangent
 
 METHODS: dict[str, Any] = {name: getattr(integrate, name) for name in ("DOP853", "RK45", "LSODA", "Radau", "BDF")}
 Clock = Literal["time", "length"]
@@ -37,7 +37,7 @@ SolverFrom = Callable[[Slope, float, Array, float | None], Any]
 _SHORT = 25  # short steps in a row before a path counts as sliding: to cross a kink that is not seen takes about ten
 _STUCK = 4  # crossings in a row without any progress before it does
 _LEAVING = 1e-8  # of the product of norms: a speed at which sliding ends; above what counts as no speed
-_PARTS = 8  # parts of a step at whose ends kinks are looked for
+_SECTIONS = 8  # parts of a step at whose ends kinks are looked for
 _SLIDE = 20  # descent steps before error control is tried again; doubled as long as that fails
 
 
@@ -158,7 +158,7 @@ class _Walk:
     max_steps: int
     tolerance: float
     solver_from: SolverFrom
-    now: float = 0.0
+    time: float = 0.0
     steps: int = 0
     slides: int = 0
     crossings: int = 0
@@ -188,13 +188,13 @@ class _Walk:
                 return self._stop("converged")
             if self.steps == self.max_steps:
                 return self._stop("too many steps")
-            before, slid, restart = self.now, bool(self.surfaces), self._step(solver)
-            moved = self.now - before
+            before, slid, restart = self.time, bool(self.surfaces), self._step(solver)
+            moved = self.time - before
             self.sliding += moved if slid else 0.0
             short = short + 1 if moved < self.shortest else 0
             stuck = stuck + 1 if restart and moved < 1e-6 * self.shortest else 0
             patience = patience if short else _SLIDE
-            if self.now >= self.end:
+            if self.time >= self.end:
                 return "finished"
             if short >= _SHORT or stuck >= _STUCK:
                 patience, short, stuck = 2 * patience, 0, 0
@@ -206,7 +206,7 @@ class _Walk:
 
     def _rests(self) -> bool:
         slope = _slope(self.field, "time", self.side, self.surfaces)
-        return float(np.linalg.norm(slope(self.now, self.point))) <= self.tolerance
+        return float(np.linalg.norm(slope(self.time, self.point))) <= self.tolerance
 
     def _restarted(self) -> Any:
         """A solver on the side of all kinks on which the flow is now."""
@@ -214,7 +214,7 @@ class _Walk:
         return self._restart(None)
 
     def _restart(self, size: float | None) -> Any:
-        first = None if size is None else min(max(size, self.shortest), self.end - self.now)
+        first = None if size is None else min(max(size, self.shortest), self.end - self.time)
         slope, side, on_surface = (
             _slope(self.field, self.clock, self.side, self.surfaces),
             self.side,
@@ -226,7 +226,7 @@ class _Walk:
             self.outside = self.outside or _any(left_side(self.field.last, side, on_surface))
             return velocity
 
-        return self.solver_from(watched if side else slope, self.now, self.point.copy(), first)
+        return self.solver_from(watched if side else slope, self.time, self.point.copy(), first)
 
     def _step(self, solver: Any) -> bool:
         """One step, or as much of it as is before the first kink or the end of sliding; whether to start again from there."""
@@ -235,14 +235,14 @@ class _Walk:
         self.steps += 1
         if solver.status == "failed":
             raise TrainingStopped(f"gradient flow stopped at {solver.t:.6g} of {self.end:.6g}: {message}")
-        start, end, between = self.now, float(solver.t), None
+        start, end, between = self.time, float(solver.t), None
         on_surface = mask(self.side, self.surfaces)
         values = self.field.switching(np.asarray(solver.y, dtype=np.float64)) if self.side else []
         gone = left_side(values, self.side, on_surface)
         restart = crossed = _any(gone)
         if crossed or self.outside:  # a stage beyond a kink: the path may have been there and come back
             between = solver.dense_output()
-            for end_of_part in np.linspace(start, end, _PARTS + 1)[1:]:
+            for end_of_part in np.linspace(start, end, _SECTIONS + 1)[1:]:
                 if _any(left_side(self.field.switching(np.asarray(between(end_of_part))), self.side, on_surface)):
                     end, gone = self._crossing(between, start, float(end_of_part), on_surface)
                     restart = crossed = True
@@ -252,7 +252,7 @@ class _Walk:
             end, restart, crossed = self._departure(between, start, end), True, False
         if between is None and self.moments and self.moments[0] <= end:
             between = solver.dense_output()
-        self.now = end
+        self.time = end
         self.point = np.array(solver.y if between is None else between(end), dtype=np.float64)
         if between is not None:
             self._write(between)
@@ -267,7 +267,7 @@ class _Walk:
         if self.surfaces:
             self.point = corrected(self.field, self.point, self.side, self.surfaces)
         real = all(self.side[call].dtype == torch.bool for call, _ in new)
-        if real and len(new) + len(self.surfaces) <= MOST:
+        if real and len(new) + len(self.surfaces) <= MAX_SURFACES:
             self.side, self.surfaces = released(self.field, self.point, self.side, (*self.surfaces, *new))
         else:
             self.side, self.surfaces = [sides(value, None) for value in self.field.switching(self.point)], ()
@@ -314,21 +314,21 @@ class _Walk:
         """Plain descent, where neither crossing nor sliding makes progress."""
         slope = _slope(self.field, self.clock, None)
         for _ in range(count):
-            if self.now + self.shortest >= self.end or self.steps == self.max_steps:
+            if self.time + self.shortest >= self.end or self.steps == self.max_steps:
                 return
-            move = self.shortest * slope(self.now, self.point)
-            self.point, self.now = self.point + move, self.now + self.shortest
+            move = self.shortest * slope(self.time, self.point)
+            self.point, self.time = self.point + move, self.time + self.shortest
             self.steps, self.slides, self.squares = self.steps + 1, self.slides + 1, self.squares + move**2
             self._write(lambda _: self.point)
 
     def _write(self, between: Callable[[float], Any]) -> None:
         """Record all moments up to now; `between` gives the point at a moment."""
-        while self.moments and self.moments[0] <= self.now:
+        while self.moments and self.moments[0] <= self.time:
             moment_time = self.moments.pop(0)
             self.record.add(moment_time, np.asarray(between(moment_time), dtype=np.float64))
 
     def _stop(self, status: Status) -> Status:
-        self.record.add(self.now, self.point)
+        self.record.add(self.time, self.point)
         return status
 
 

@@ -61,7 +61,7 @@ def _pool(axes: int) -> tuple[Callable[..., list[Tensor]], Callable[..., Tensor]
     return places, gather
 
 
-# What each activation is on a side, by its name.
+# The linear function of each activation on a side, by name.
 _ON_SIDE: dict[str, Callable[..., Tensor]] = {
     "relu": lambda side, z: torch.where(side[0], z, 0.0),
     "leaky_relu": lambda side, z, negative_slope=0.01: torch.where(side[0], z, negative_slope * z),
@@ -129,7 +129,7 @@ class Kinks(TorchFunctionMode):
 
 
 def sides(value: Tensor, before: Tensor | None) -> Tensor:
-    """On which side a switching value is; `before` stands where it is too close to 0 to be told from it."""
+    """On which side a switching value is; `before` where it is too close to 0 to decide."""
     if not value.is_floating_point():
         return value
     above = value > 0

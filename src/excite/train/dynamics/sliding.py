@@ -17,7 +17,7 @@ from excite.train.dynamics.kinks import Side
 from excite.train.dynamics.objective import Array, Field
 
 Place = tuple[int, int]  # a switching value: which call, which of its elements
-MOST = 8  # surfaces that are held at once
+MAX_SURFACES = 8  # surfaces along which the flow slides at the same time
 _PARALLEL = 1 - 1e-9  # of the cosine of two normals: the same surface
 _STILL = 1e-9  # of the product of norms: a speed that is 0
 # Of the largest singular value: normals that depend on each other where S = 0 seem independent by as much as the integrator's error takes

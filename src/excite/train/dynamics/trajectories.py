@@ -123,23 +123,23 @@ class Piece:
 
 
 class TrajectoryRecord:
-    """Room for the pieces of all windows, taken once: small tensors kept between large ones would hold on to memory."""
+    """Storage of the pieces of all windows, allocated once: small tensors between large ones would fragment memory."""
 
     def __init__(self, start: Tensor, windows: int):
         self.start = start.double().cpu().clone()  # the weights are trained in place
         self._windows = windows
-        self._kept: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor] = {}
 
     def put(self, window: int, piece: Piece) -> None:
         """Stores the values of one window."""
         for field in fields(piece):
             value = getattr(piece, field.name)
-            if field.name not in self._kept:
-                self._kept[field.name] = value.new_zeros((self._windows, *value.shape))
-            self._kept[field.name][window].copy_(value)
+            if field.name not in self._columns:
+                self._columns[field.name] = value.new_zeros((self._windows, *value.shape))
+            self._columns[field.name][window].copy_(value)
 
     def trajectory(self, counts: Sequence[int]) -> BiasTrajectory:
         """Builds the trajectory from all windows."""
-        columns = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._kept.items()}
+        columns = {name: values.transpose(0, 1).contiguous().cpu() for name, values in self._columns.items()}
         columns["bias"] = torch.cat([self.start[:, None], columns["bias"]], 1)
         return BiasTrajectory(**columns, counts=torch.tensor(counts))

@@ -215,7 +215,7 @@ def _clear_unstarted(path: Path) -> None:
             return
         with writing(path):
             temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
-            os.rename(path, temporary / "run")  # at once: nobody finds half of it
+            os.rename(path, temporary / "run")  # in one step: no other process sees part of it
         shutil.rmtree(temporary, ignore_errors=True)
     finally:
         lock.release()

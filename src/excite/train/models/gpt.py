@@ -79,7 +79,7 @@ class CausalAttention(nn.Module):
         self.key_norm = nn.RMSNorm(width // heads) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the heads read, (B, T, width)."""
+        """Inputs of the heads, (B, T, width)."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, size) each
         read = F.scaled_dot_product_attention(self.query_norm(q), self.key_norm(k), v, is_causal=True)
         mixed: Tensor = self.out(read.transpose(1, 2).flatten(2))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from excite._core.calls import pick_output
 from excite._core.checks import check_number, check_pair, check_path, shown
+from excite._core.compatibility import renamed_keywords
 from excite.data import NAMES, Dataset, load
 from excite.data.files import SUFFIXES, DataFile, load_file
 from excite.errors import InputError, RunError
@@ -71,11 +72,12 @@ class SavedModel:
             raise InputError(f"{self.name} is a file of weights, not a run: there is nothing to store results in")
         return self.run
 
-    def points(self, part: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """Training or test points, at most `most` of them, taken evenly."""
-        x, y = (getattr(self.data, f"{axis}_{part}") for axis in "xy")
-        if most is not None and most < len(x):
-            chosen = torch.linspace(0, len(x) - 1, most).round().long()
+    @renamed_keywords(part="split", most="max_points")
+    def points(self, split: str, max_points: int | None = None) -> tuple[Tensor, Tensor]:
+        """Training or test points, at most `max_points` of them, evenly spaced."""
+        x, y = (getattr(self.data, f"{axis}_{split}") for axis in "xy")
+        if max_points is not None and max_points < len(x):
+            chosen = torch.linspace(0, len(x) - 1, max_points).round().long()
             x, y = x[chosen], y[chosen]
         return x, y
 
@@ -128,7 +130,7 @@ def load_model(
         ModelError: If the weights do not fit the model: which names and shapes differ.
         RunError: If there is no run or file, it is damaged, or it does not say how to build the model or which data to use.
     """
-    file, folder = _place(path)
+    file, folder = _locate(path)
     with ExitStack() as stack:
         run = None if folder is None else stack.enter_context(load_run(folder))
         config = _train_config(run)
@@ -158,7 +160,7 @@ def load_model(
 
 def made_by_train(path: str | Path) -> bool:
     """Whether a path belongs to a run that `excite train` made, with a config that says everything."""
-    folder = _place(path)[1]
+    folder = _locate(path)[1]
     if folder is None:
         return False
     with load_run(folder) as run:
@@ -169,7 +171,7 @@ def _has_data(folder: Path | None, config: TrainConfig | None) -> bool:
     return config is not None or (folder is not None and (folder / POINTS).is_file())
 
 
-def _place(path: str | Path) -> tuple[Path | None, Path | None]:
+def _locate(path: str | Path) -> tuple[Path | None, Path | None]:
     """(the file, the run folder), either of them None."""
     if is_url(path):
         return None, load_run(str(path)).path

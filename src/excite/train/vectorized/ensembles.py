@@ -142,7 +142,7 @@ def ensemble(
 def _steps(
     networks: Perceptrons, rule: SGDSettings, batch: int, epochs: int, points: int, window: int | None, layers: str
 ) -> Steps:
-    """Memory of the steps of one window, if there is room for it."""
+    """Memory of the steps of one window, if it fits."""
     per_epoch = -(-points // batch)
     width = per_epoch if window is None else min(check_count(window, "window"), epochs * per_epoch)
     watched = len(networks.weights) if layers == "all" else 1
@@ -164,7 +164,7 @@ def _train(
     networks, (points, targets) = steps.networks, data
     batch, width = steps.targets.shape[2], steps.steps
     total = epochs * -(-points.shape[1] // batch)  # steps
-    run, recorder = CapturedWindow(steps, capture), _Seen(steps, -(-total // width), test_points)
+    run, recorder = CapturedWindow(steps, capture), _Measurements(steps, -(-total // width), test_points)
     began = time.perf_counter()
     with few_threads(networks, batch):
         for at in _windows(orders, epochs, batch, width):
@@ -189,7 +189,7 @@ def _train(
     return result
 
 
-class _Seen:
+class _Measurements:
     """Measurements at the end of each window; `test_points`: test points and targets."""
 
     def __init__(self, steps: Steps, windows: int, test_points: tuple[Tensor, Tensor] | None):

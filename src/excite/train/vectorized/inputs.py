@@ -13,7 +13,7 @@ from excite.errors import InputError
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import Loss
 
-_MOST = 8e9  # bytes of a window's buffers
+_MAX_BYTES = 8e9  # bytes of a window's buffers
 
 
 def take_points(networks: Perceptrons, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
@@ -82,8 +82,8 @@ def check_memory(networks: Perceptrons, batch: int, width: int, watched: int) ->
     form = networks.form
     numbers = form.sizes[0] + sum(form.sizes[1 : watched + 1])
     needed = width * networks.count * batch * numbers * form.dtype.itemsize
-    if needed > _MOST:
-        fits = max(1, int(width * _MOST / needed))
+    if needed > _MAX_BYTES:
+        fits = max(1, int(width * _MAX_BYTES / needed))
         raise InputError(f"window: {width} steps need {needed / 1e9:.0f} GB; choose at most {fits}")
 
 

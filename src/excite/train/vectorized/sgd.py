@@ -54,16 +54,16 @@ class Steps:
         def buffer(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=form.dtype, device=form.device)
 
-        # What a step is given: its points, their targets, and the factor of their derivatives (0 for points that only
+        # Inputs of a step: its points, their targets, and the factor of their derivatives (0 for points that only
         # fill up a smaller last batch).
         self.inputs = buffer(steps, count, batch, widths[0] if form.fixed else form.sizes[0] + 1)
         self.targets = buffer(steps, count, batch, 1)
         self.factors = buffer(steps, count, batch, 1)
-        # What it leaves behind.
+        # Results of a step.
         self.outputs = buffer(steps, count, batch, 1)
         self.d = [buffer(steps if layer < watched else 1, count, batch, n) for layer, n in enumerate(widths)]
         self.biases = [buffer(steps + 1, count, n) for n in widths[:watched]]
-        # What it works with.
+        # Working memory.
         self._h = [torch.cat([buffer(count, batch, w.shape[2] - 1), networks.ones(layer, count, batch, 1)], 2)
                    for layer, w in enumerate(networks.weights)]  # fmt: skip
         self._z = [buffer(count, batch, n) for n in widths[:-1]]
@@ -85,11 +85,11 @@ class Steps:
         self._signal = [h[:, :, :-1] for h in self._h]
         self._at = list(zip(self.inputs, self.targets, self.factors, self.outputs))
         self._d = [list(d) for d in self.d]
-        self._kept = [list(column) for column in self.biases]
+        self._bias_columns = [list(column) for column in self.biases]
 
     def run(self, steps: int) -> None:
         """The first `steps` of the K steps whose inputs, targets and factors are filled in."""
-        for column, bias in zip(self._kept, self._bias):
+        for column, bias in zip(self._bias_columns, self._bias):
             column[0].copy_(bias)
         for step in range(steps):
             self._step(step)
@@ -120,7 +120,7 @@ class Steps:
             self._update(layer, weights[layer], d[layer].mT, h[layer])
         if not self.rule.plain:
             self._descend()
-        for column, bias in zip(self._kept, self._bias):
+        for column, bias in zip(self._bias_columns, self._bias):
             column[step + 1].copy_(bias)
 
     def _update(self, layer: int, weights: Tensor, d: Tensor, h: Tensor) -> None:

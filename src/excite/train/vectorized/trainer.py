@@ -75,7 +75,9 @@ def stack_optimizers(stacked: nn.Module, optimizers: Sequence[torch.optim.Optimi
     """
     first = optimizers[0]
     if any(len(o.param_groups) != 1 or o.defaults != first.defaults or type(o) is not type(first) for o in optimizers):
-        raise ModelError("networks that are trained together need optimizers alike, with one group of parameters")
+        raise ModelError(
+            "networks that are trained together need optimizers with the same settings and one parameter group"
+        )
     if not isinstance(first, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
         raise ModelError(f"{type(first).__name__} is not known to treat each weight by itself: train one by one")
     trained = [p for p in stacked.parameters() if p.requires_grad]
