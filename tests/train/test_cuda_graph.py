@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from excite.errors import InputError
-from excite.excitation import AdversarialTraining, PersistentExcitation, Stages
+from excite.excitation import AdversarialTraining, HiddenOptions, PersistentExcitation, Stages
 from excite.train import build
 from excite.train.cuda_graph import CapturedStep
 from excite.train.schedule import RateSchedule
@@ -155,6 +157,9 @@ HIDDEN = {
     "TRADES": {"trades": 2.0, "hidden_radius": 0.01, "loss": "cross-entropy"},
     "best iterate": {"keep_best": True, "hidden_radius": {"6": 0.02}},
     "auto": {"hidden_radius": "auto", "gap_every": 3},
+    "half of the samples": {"hidden_radius": 0.01, "hidden": HiddenOptions(fraction=0.5)},
+    "once": {"hidden_radius": 0.01, "hidden": HiddenOptions(once=True)},
+    "free": {"hidden_radius": 0.01},
 }
 
 
@@ -172,7 +177,9 @@ def test_captured_adversarial_training_is_the_plain_one(name: str, monkeypatch: 
         at = AdversarialTraining(
             model, 0.02 if name != "TRADES" else 1e-6, steps=3, random_start=name == "TRADES", **HIDDEN[name], **options
         )
-        step = kind(at.loss, torch.optim.SGD(model.parameters(), lr=0.05), at.setting, adapt=at.adapt)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        loss = partial(at.free_loss, optimizer=optimizer) if name == "free" else at.loss
+        step = kind(loss, optimizer, at.setting, adapt=at.adapt)
         found.append(torch.stack([step(x[:20] + i / 100, y[:20]) for i in range(30)]))
         assert step.why_not is None
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

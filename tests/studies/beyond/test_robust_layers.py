@@ -15,6 +15,7 @@ from excite.studies.beyond.robust_layers import (
     ALL,
     BEFORE,
     DEEP,
+    FREE,
     PGD,
     POOR,
     RHO,
@@ -36,10 +37,16 @@ RICHNESS = {"1.first": 0.2, "1.second": 0.3, "2.skip": 0.8, "2.first": 0.3, "2.s
 
 
 def test_variants_change_the_attack_only():
-    first, *others = (variant.config for variant in variants(QUICK) if variant.name != BEFORE)
+    first, *others = (variant.config for variant in variants(QUICK) if variant.name not in (BEFORE, FREE))
     for config in others:
         assert {**config, "adversarial": None} == {**first, "adversarial": None}
         assert config["adversarial"] != first["adversarial"]
+
+
+def test_free_variant_has_half_of_the_epochs():
+    config = {variant.name: variant.config for variant in variants(QUICK)}
+    assert 2 * config[FREE]["epochs"] == config[ALL]["epochs"]
+    assert config[FREE]["adversarial"]["free"]
 
 
 def test_radii_by_richness_have_the_mean_and_the_order():

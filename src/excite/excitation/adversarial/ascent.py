@@ -101,6 +101,7 @@ class AscentSettings:
     outputs: Collection[str] = ()  # names of modules' outputs that are perturbed, "PATH:output"
     tokens: int = 1  # of each sample: every one has a ball of its own
     where: Tensor | None = None  # (B, tokens): which tokens are perturbed; None: all
+    taken: int | None = None  # how many of the steps `ascend` takes; None: all
 
     def sites(self, at_input: bool) -> SearchSettings:
         """Which signals the recording pass prepares."""
@@ -167,7 +168,7 @@ def ascend(
                     "nothing would be perturbed: no chosen layer depends on the sample and has an influence on the output"
                 )
             at = Perturbations({}, layers, names, tape, frozenset(clean.made_by.inputs))
-            ascent = _Ascent(settings, layers, tape.batch)
+            ascent = Ascent(settings, layers, tape.batch)
             values = ({} if start is None else {INPUT: start}) | ascent.hidden_start(clean.inputs)
             del clean
             values = _climb(values, ascent, lambda values: errors(outputs(values)), error, gradients)
@@ -179,16 +180,16 @@ def ascend(
 
 def _climb(
     values: dict[str, Tensor],
-    ascent: _Ascent,
+    ascent: Ascent,
     errors_at: Callable[[Mapping[str, Tensor]], Tensor],
     error: Tensor,
     gradients: dict[str, Tensor | None],
 ) -> dict[str, Tensor]:
-    """All steps from `values`; `error` and `gradients` are those of the recording pass."""
+    """The steps from `values`; `error` and `gradients` are those of the recording pass."""
     settings = ascent.settings
     layouts = {name: layer.layout for name, layer in ascent.layers.items()}
     best = BestValues(layouts, ascent.batch) if settings.keep_best else None
-    for step in range(settings.steps):
+    for step in range(settings.steps if settings.taken is None else settings.taken):
         wait = settings.hidden.once and step < settings.steps - 1  # hidden layers wait for the last step
         moving = [name for name in values if name == INPUT or not wait]
         if not moving:
@@ -242,7 +243,7 @@ def _where_errors_are_small(settings: AscentSettings, error: Tensor) -> AscentSe
     return replace(settings, where=small if settings.where is None else small & settings.where)
 
 
-class _Ascent:
+class Ascent:
     """Steps of all signals together."""
 
     def __init__(self, settings: AscentSettings, layers: Mapping[str, PerturbedInput], batch: int):

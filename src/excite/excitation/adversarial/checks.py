@@ -47,6 +47,13 @@ def check_awp(awp: object, model: nn.Module) -> float:
     return size
 
 
+def check_free(awp: float, keep_best: bool, hidden: HiddenOptions) -> None:
+    """Refuses settings that need a search before the weights are updated."""
+    for name, is_set in (("awp", awp > 0), ("keep_best", keep_best), ("HiddenOptions(once=True)", hidden.once)):
+        if is_set:
+            raise InputError(f"free: expected no {name}, which needs a search before the weights are updated")
+
+
 def check_trades(trades: object, loss: str, random_start: bool) -> float:
     """The weight of the divergence in TRADES, 0 for none."""
     weight = check_number(trades, "trades", 0)

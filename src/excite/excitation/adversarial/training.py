@@ -25,15 +25,17 @@ from excite._core.intercept.affine import Names
 from excite._core.preserve import capturing, eval_mode, preserve_state
 from excite._core.wrappers import is_shared, unwrap
 from excite.errors import InputError
-from excite.excitation.adversarial.ascent import AscentSettings, HiddenOptions, ascend
+from excite.excitation.adversarial.ascent import Ascent, AscentSettings, HiddenOptions, ascend
 from excite.excitation.adversarial.checks import (
     check_awp,
+    check_free,
     check_hidden,
     check_hidden_layers,
     check_input_radius,
     check_trades,
     full_radius,
 )
+from excite.excitation.adversarial.free import free_passes
 from excite.excitation.adversarial.hidden_radius import (
     check_hidden_radius,
     hidden_radius_of,
@@ -195,14 +197,46 @@ class AdversarialTraining(PerturbedLoss):
             InputError: if inputs or labels do not fit the settings. Values on a GPU are judged without waiting for it: an error
                 comes from a later call, or from `state_dict`, and names the call it belongs to.
         """
-        later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
-        self._check_input(x, later)
-        labels = self.target.labels(y, batch_size(x), later)
-        if torch.is_grad_enabled() and not capturing():
-            self.adapt(x, labels)
+        labels = self._begin_step(x, y)
         loss = self._training_loss(x, labels)
-        if torch.is_grad_enabled() and self._perturbs() and not self._margin:
-            self._collapse.observe(loss.detach(), self.target.trivial(labels), self._advice)
+        self._end_step(loss, labels)
+        return loss
+
+    @model_errors
+    def free_loss(self, x: Batch, y: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """The loss with an update of the weights after every step of the search: adversarial training for free.
+
+        Each step's backward pass gives the gradients of the perturbations and of the weights (Shafahi et al., 2019), so that
+        `steps` steps are `steps` updates: train for fewer epochs. All updates but the last happen inside.
+
+        Args:
+            x: inputs, as in `loss`.
+            y: labels, as in `loss`.
+            optimizer: updates the weights after all steps but the last.
+
+        Returns:
+            Scalar tensor, the loss at the perturbations after the last step; call `.backward()` on it, then `optimizer.step()`.
+
+        Raises:
+            InputError: as in `loss`; if `awp`, `keep_best` or `HiddenOptions(once=True)` is set, which need a search.
+
+        Example:
+            >>> model = torch.nn.Linear(4, 1)
+            >>> at = excite.AdversarialTraining(model, radius=0.1, steps=4)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> at.free_loss(torch.rand(6, 4), torch.arange(6) % 2, optimizer).backward()
+            >>> optimizer.step()
+        """
+        check_free(self.awp, self.keep_best, self.hidden)
+        labels = self._begin_step(x, y)
+        worst, ascent = None, None
+        if self._perturbs():
+            settings = replace(self._settings(x, labels), taken=1)
+            worst = self._search(x, labels, self._start(x), settings)
+            ascent = Ascent(settings, worst.layers, batch_size(x))
+        worst = free_passes(lambda at: self._loss_at(x, labels, at), worst, ascent, self.steps - 1, optimizer)
+        loss = self._loss_at(x, labels, worst)
+        self._end_step(loss, labels)
         return loss
 
     def adapt(self, x: Batch, y: Tensor) -> None:
@@ -289,6 +323,20 @@ class AdversarialTraining(PerturbedLoss):
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
+    def _begin_step(self, x: Batch, y: Tensor) -> Tensor:
+        """Checks a batch, counts a training step for the controller, and returns the labels."""
+        later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, later)
+        labels = self.target.labels(y, batch_size(x), later)
+        if torch.is_grad_enabled() and not capturing():
+            self.adapt(x, labels)
+        return labels
+
+    def _end_step(self, loss: Tensor, labels: Tensor) -> None:
+        """Counts steps of a network that is constant."""
+        if torch.is_grad_enabled() and self._perturbs() and not self._margin:
+            self._collapse.observe(loss.detach(), self.target.trivial(labels), self._advice)
+
     def _controller(self) -> GapController | None:
         return self.hidden_radius if isinstance(self.hidden_radius, GapController) else None
 
@@ -358,19 +406,28 @@ class AdversarialTraining(PerturbedLoss):
         later = self._checks if self._checks.defers(y) else None
         labels, model = self.target.labels(y, batch_size(x), later), unwrap(self.model)
         with eval_mode(model):
-            worst = self._search(x, labels, self._start(x), hidden=False)
+            worst = self._search(x, labels, self._start(x), self._settings(x, labels, hidden=False))
             right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels
         right = gathered(right.float()) if is_shared(self.model) else right.float()
         return right.mean()
 
-    def _search(self, x: Batch, labels: Tensor, start: Tensor | None, hidden: bool = True) -> Perturbations:
+    def _search(
+        self, x: Batch, labels: Tensor, start: Tensor | None, settings: AscentSettings | None = None
+    ) -> Perturbations:
+        def objective(clean: Tensor) -> Callable[[Tensor], Tensor]:
+            return lambda output: divergence(clean, output) if self.trades else self._errors(output, labels)
+
+        settings = settings or self._settings(x, labels)
+        return ascend(unwrap(self.model), x, start, objective, settings, self._known_layouts)
+
+    def _settings(self, x: Batch, labels: Tensor, hidden: bool = True) -> AscentSettings:
         together = torch.is_grad_enabled() and is_shared(self.model)
         hidden = hidden and self._perturbs_hidden()
 
         def rho_of_layer(layer: str) -> float | Tensor:
             return hidden_radius_of(self.hidden_radius, self.layers, layer, self.progress)
 
-        settings = AscentSettings(
+        return AscentSettings(
             radius=self._radius(),
             norm=self.norm,
             steps=self.steps,
@@ -387,8 +444,3 @@ class AdversarialTraining(PerturbedLoss):
             tokens=labels.shape[1] if isinstance(self.target, Tokens) else 1,
             where=self.target.where(x, labels) if isinstance(self.target, Tokens) else None,
         )
-
-        def objective(clean: Tensor) -> Callable[[Tensor], Tensor]:
-            return lambda output: divergence(clean, output) if self.trades else self._errors(output, labels)
-
-        return ascend(unwrap(self.model), x, start, objective, settings, self._known_layouts)

@@ -144,6 +144,13 @@ class AdversarialConfig(_Section):
     awp: NotNegative = 0.0
     trades: NotNegative = 0.0
     keep_best: bool = False
+    free: bool = False  # an update of the weights after every step of the search
+
+    @model_validator(mode="after")
+    def _no_search_for_free(self) -> AdversarialConfig:
+        if self.free and (self.awp > 0 or self.keep_best or self.hidden_once):
+            raise ValueError("free without awp, keep_best and hidden_once, which need a search")
+        return self
 
     @model_validator(mode="after")
     def _held_out_for_auto(self) -> AdversarialConfig:

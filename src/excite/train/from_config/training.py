@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from excite._core.files import TEMPORARY, read_json, writing
 from excite._core.randomness import own_randomness
 from excite._version import __version__
 from excite.data import Dataset
 from excite.errors import InputError
+from excite.excitation import AdversarialTraining, PersistentExcitation
 from excite.monitor.watch import watch
 from excite.probes import Distance, Every, Loss, Rank
 from excite.runs import Run, load_run
@@ -146,9 +147,7 @@ def prepare(
     with processes.raise_together():
         excitation = build_excitation(settings, model, data)
         optimizer = build_optimizer(settings, model, captured=processes.size == 1)
-        loss = excitation.loss if excitation is not None else squared_error(model)
-        if settings.precision == "bfloat16":
-            loss = partial(_in_bfloat16, loss, device.type)
+        loss = _loss_of(settings, model, excitation, optimizer, device)
         transform = build_transform(settings, data)
         if processes.first:
             check_folder_name(path)
@@ -231,6 +230,20 @@ def _unstarted(path: Path) -> bool:
         parse_config(read_json(path / "config.json"))
         return True
     return False  # another kind of run
+
+
+def _loss_of(
+    settings: TrainConfig,
+    model: nn.Module,
+    excitation: PersistentExcitation | AdversarialTraining | None,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a batch, in the precision of the settings."""
+    loss = excitation.loss if excitation is not None else squared_error(model)
+    if isinstance(excitation, AdversarialTraining) and settings.adversarial and settings.adversarial.free:
+        loss = partial(excitation.free_loss, optimizer=optimizer)
+    return partial(_in_bfloat16, loss, device.type) if settings.precision == "bfloat16" else loss
 
 
 def _in_bfloat16(loss: Callable[[Tensor, Tensor], Tensor], device: str, x: Tensor, y: Tensor) -> Tensor:
