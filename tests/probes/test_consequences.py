@@ -123,3 +123,25 @@ def test_wide_matrices_have_no_rank(tmp_path):
     names = excite.load_run(tmp_path / "run").names()
     assert "consequences/rank/two" in names
     assert "consequences/rank/one" not in names
+
+
+def test_diverged_weights_have_no_rank(tmp_path):
+    model = nn.Sequential(nn.Linear(16, 12), nn.ReLU())
+    with excite.watch(
+        model, torch.randn(4, 16), tmp_path / "run", probes=[Consequences(Every(1))], strict=True
+    ) as watch:
+        watch.step(1.0)
+        with torch.no_grad():
+            model[0].weight[0, 0] = math.inf
+        watch.step(math.nan)
+    frame = excite.load_run(tmp_path / "run").frame()
+    ranks = frame[frame.name.str.startswith("consequences/rank/")]
+    assert set(ranks.name) == {"consequences/rank/0"}
+    assert [math.isnan(value) for value in ranks.value] == [False, False, True]  # steps 0, 1, 2
+
+
+def test_an_empty_layer_is_refused(tmp_path):
+    with pytest.raises(ExciteError, match="no weight matrix that is trained"):
+        excite.watch(
+            nn.Linear(5, 0), torch.randn(4, 5), tmp_path / "run", probes=[Consequences(Every(1))], strict=True
+        ).step(1.0)

@@ -60,3 +60,4 @@ def test_what_has_none():
     assert excite.trace(Tokens(), tokens).translations == ()  # one output
     squashed = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     assert excite.trace(squashed, torch.zeros(2, 4)).translations == ()
+    assert excite.trace(nn.Linear(4, 0), torch.zeros(2, 4)).translations == ()

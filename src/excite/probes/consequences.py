@@ -157,7 +157,7 @@ class Consequences(Probe):
             raise ModelError("Consequences: the weights are sharded (FSDP): angles and ranks need whole matrices")
         parameters = trainable_parameters(ctx.model)
         self._matrices = {
-            path: p for path, p in parameters.items() if p.dim() > 1 and min(p.shape[0], p[0].numel()) > 1
+            path: p for path, p in parameters.items() if p.dim() > 1 and p.numel() > max(len(p), p.shape[1:].numel())
         }
         if not self._matrices:
             raise ModelError("Consequences: the model has no weight matrix that is trained")
@@ -219,8 +219,11 @@ class Consequences(Probe):
     def _ranks(self, grams: Mapping[str, Tensor], bounds: Mapping[str, float]) -> Values:
         values: dict[str, float] = {}
         for path, gram in grams.items():
-            squares = torch.linalg.eigvalsh(gram.cpu())
-            values[f"rank/{_layer(path)}"] = float((squares > self.epsilon**2 * squares[-1]).sum())
+            rank = math.nan  # where the training has diverged
+            if bool(gram.isfinite().all()):
+                squares = torch.linalg.eigvalsh(gram.cpu())
+                rank = float((squares > self.epsilon**2 * squares[-1]).sum())
+            values[f"rank/{_layer(path)}"] = rank
         return {**values, **{f"rank_bound/{_layer(path)}": bound for path, bound in bounds.items()}}
 
     def _bounds(self, ctx: StepContext) -> dict[str, float]:

@@ -74,7 +74,7 @@ def find_translations(exported: Exported, ctx: ChannelContext) -> tuple[Translat
     use, labels = made
     path = use.slot.source.path
     own = [use for use in ctx.uses if use.slot.source.path == path]
-    across = labels.reshape(-1, labels.shape[-1])[0]
+    across = labels.flatten()[: labels.shape[-1]]
     if len(own) > 1 or use.slot.blocks > 1 or use.slot.source.steps or len(across) < 2:
         return ()
     if use.out is None or not torch.equal(across, use.out):
