@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.exact_margins import EXACT, Comparison, compare, random_net
+from benchmarks.exact_margins import EXACT, Comparison, compare, random_net, stored
 from torch import nn
 
 from excite.errors import InputError, ModelError
@@ -45,6 +46,13 @@ def test_search_meets_the_exact_values_of_15_nets(norm: str) -> None:
     """`python -m benchmarks.exact_margins` compares 200."""
     found = sum((compare(seed, norm) for seed in range(1000, 1015)), Comparison())
     assert found.met, found
+
+
+def test_stored_comparisons_are_not_computed_again(tmp_path: Path) -> None:
+    first = stored(5, "inf", tmp_path)
+    path = tmp_path / "inf" / "5.json"
+    path.write_text(path.read_text().replace('"near": 3', '"near": 2'))
+    assert (first.near, stored(5, "inf", tmp_path).near) == (3, 2)
 
 
 def test_a_program_is_solved() -> None:
