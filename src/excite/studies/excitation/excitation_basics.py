@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from excite.studies.computed import Computed, OnProgress, Outcome
-from excite.studies.excitation.online_learners import (
+from excite.studies.excitation.small_systems.online_learners import (
     bandit,
     linear_system,
     regression,
     scalar_system,
     stochastic_gradient,
 )
-from excite.studies.excitation.unexcited_directions import centring, multiplying_node
+from excite.studies.excitation.small_systems.unexcited_directions import centring, multiplying_node
 from excite.studies.figures import COLOURS
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from excite.studies.excitation import online_learners
+from excite.studies.excitation.small_systems import online_learners
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.9, 1.0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from excite import PersistentExcitation
-from excite.studies.excitation import unexcited_directions
+from excite.studies.excitation.small_systems import unexcited_directions
 
 
 def test_extremes_of_the_multiplying_node() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from excite.bounds.excitation.hard_margin import Hyperplane, limit_hyperplane, margin_of, optimal_hyperplane
 from excite.excitation import PersistentExcitation
 from excite.studies.computed import Outcome
-from excite.studies.excitation.online_learners import Curve
+from excite.studies.excitation.small_systems.online_learners import Curve
 
 Array = NDArray[np.float64]
 RADIUS = 0.05
