@@ -233,6 +233,46 @@ def test_functions_have_at_most_60_lines():
     assert long == []
 
 
+def wide_signatures(text: str) -> dict[str, int]:
+    """Functions and methods with more than eight parameters, self and cls not counted, by qualified name."""
+    found = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = f"{prefix}{getattr(child, 'name', '')}"
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [
+                    argument.arg for argument in (*child.args.posonlyargs, *child.args.args, *child.args.kwonlyargs)
+                ]
+                count = len(names) - (names[:1] in (["self"], ["cls"]))
+                if count > 8:
+                    found[name] = count
+            visit(child, f"{name}." if isinstance(child, ast.ClassDef) else prefix)
+
+    visit(ast.parse(text), "")
+    return found
+
+
+def test_signatures_above_8_parameters_have_a_reason():
+    page = (ROOT / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^\| `(\S+\.py)` `([\w.]+)` \| (\d+) \| (.+) \|$", page)
+    wide = {
+        (str(path.relative_to(SOURCE)), name, str(count))
+        for path in modules()
+        for name, count in wide_signatures(path.read_text(encoding="utf-8")).items()
+    }
+    assert {row[:3] for row in listed} == wide
+    assert all(len(reason) >= 9 for *_, reason in listed)
+
+
+def test_signatures_are_counted_without_self():
+    eight, nine = (", ".join("abcdefghi"[:n]) for n in (8, 9))
+    text = (
+        f"def f({eight}): 0\ndef g({nine}): 0\nclass A:\n    def h(self, {eight}): 0\n    def i(self, *, {nine}): 0\n"
+    )
+    assert wide_signatures(text) == {"g": 9, "A.i": 9}
+
+
 # Names of earlier versions that mean something else to a reader, or nothing.
 FORMER_NAMES = {
     "mine", "theirs", "steep", "steepness", "anew", "tally", "noted", "books", "firm", "room", "look", "looks", "arm", "aside",
