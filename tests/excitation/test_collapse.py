@@ -9,7 +9,7 @@ from torch import nn
 
 from excite import AdversarialTraining, InputError, ModelError, PersistentExcitation
 from excite._core.background import DeferredChecks
-from excite.excitation.collapse import WINDOW, CollapseCheck
+from excite.excitation.collapse import WINDOW, CollapseCheck, holding_fraction, move_ratio
 from excite.train.config import parse_config
 from excite.train.from_config import train
 
@@ -83,9 +83,33 @@ def test_the_radius_of_the_warning_holds():
         assert trained(PersistentExcitation(network(), radius, steps=1)) < 0.8 * 0.25
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden_radius", [4.0, 0.5])
+def test_the_hidden_radius_of_the_warning_holds(hidden_radius):
+    def method(rho):
+        return AdversarialTraining(network(), 0.01, steps=1, loss="cross-entropy", hidden_radius=rho)
+
+    with pytest.warns(UserWarning, match="a hidden_radius of about") as found:
+        trained(method(hidden_radius))
+    advised = float(str(found[0].message).split("about ")[1].split(" ")[0])
+    assert 0 < advised <= hidden_radius / 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(method(advised), 2 * WINDOW) < 0.8 * math.log(2)
+
+
+def test_the_fraction_that_holds_moves_outputs_twice_as_far_as_samples_differ():
+    output = torch.tensor([[0.0, 0.0], [2.0, 0.0]])  # a distance of 1 from their mean
+    assert move_ratio(output, torch.tensor([[3.0, 4.0], [3.0, 4.0]])) == 5
+    assert move_ratio(output[:, 0], torch.full((2,), 3.0)) == 3
+    assert holding_fraction(100.0) == 0.02
+    for unknown in (1.0, 0.0, math.nan, math.inf):  # inf: a batch of one
+        assert holding_fraction(unknown) == 0.25
+
+
 @pytest.mark.parametrize(("options", "says"), [
-    ({"hidden_radius": 2.0}, "a hidden_radius of about 0.5 may hold"),
-    ({"hidden_radius": {"2": 2.0, "4": 1.0}}, r"a hidden_radius of about \{'2': 0.5, '4': 0.25\}"),
+    ({"hidden_radius": 2.0}, r"a hidden_radius of about 0\.\d+ may hold"),
+    ({"hidden_radius": {"2": 2.0, "4": 1.0}}, r"a hidden_radius of about \{'2': 0\.\d+, '4': 0\.\d+\} may hold"),
 ])  # fmt: skip
 def test_collapsed_hidden_layers_stop_as_asked(options, says):
     at = AdversarialTraining(network(), 0.01, steps=1, on_collapse="stop", loss="cross-entropy", **options)

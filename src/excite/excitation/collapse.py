@@ -21,7 +21,29 @@ from excite._core.preserve import capturing
 from excite.errors import ModelError
 
 WINDOW = 200
+MOVES = 2  # how often a radius that holds may move outputs, at the first step, as far as they differ between samples
 TRIVIAL = 0.98
+
+
+def holding_fraction(ratio: float) -> float:
+    """The fraction of a radius that may hold.
+
+    Args:
+        ratio: How far perturbations of this radius moved the outputs at the first step, over how far samples differ.
+    """
+    return min(0.25, MOVES / ratio) if 0 < ratio < math.inf else 0.25
+
+
+def move_ratio(output: Tensor, move: Tensor) -> Tensor:
+    """Mean length of a move of the outputs over the mean distance of the outputs of the samples from their mean.
+
+    Args:
+        output: Outputs (B, ...).
+        move: How far perturbations move them, of the same shape.
+    """
+    output, move = output.reshape(len(output), -1), move.reshape(len(move), -1)
+    ratio: Tensor = move.norm(dim=1).mean() / (output - output.mean(0)).norm(dim=1).mean()
+    return ratio
 
 
 class CollapseCheck:

@@ -28,7 +28,7 @@ from excite._core.preserve import device_of, preserve_state
 from excite._core.wrappers import is_shared, unwrap
 from excite.errors import InputError
 from excite.excitation.checks import check_names, possible_layers
-from excite.excitation.collapse import CollapseCheck
+from excite.excitation.collapse import CollapseCheck, holding_fraction, move_ratio
 from excite.excitation.hierarchy import Groups, Hierarchy, Nodes, choose_hierarchy
 from excite.excitation.perturbations import check_mode
 from excite.excitation.perturbed_loss import PerturbedLoss
@@ -324,16 +324,13 @@ class PersistentExcitation(PerturbedLoss):
         """Counts a step of a network that is constant, and keeps how far the first step moved the outputs."""
         trivial = self.target.trivial(labels)
         if self._collapse.first():
-            middle = ((low + high) / 2).flatten(1) if low.dim() > 1 else ((low + high) / 2)[:, None]
-            move = (high - low).reshape(len(middle), -1).norm(dim=1).mean() / 2
-            self._collapse.ratio = move / (middle - middle.mean(0)).norm(dim=1).mean()
+            self._collapse.ratio = move_ratio((low + high) / 2, (high - low) / 2)
         self._collapse.observe(losses.mean(), trivial, self._advice)
 
     def _advice(self, ratio: float) -> str:
         if isinstance(self.radius, FitController):
             return "radius 'auto' is at its smallest by now: lower the learning rate, or look at the data"
-        # A radius at which the perturbations of the first step had moved the outputs twice as far as samples differ.
-        factor = min(0.25, 2 / ratio) if ratio > 0 else 0.25
+        factor = holding_fraction(ratio)
         full = base_radius(self.radius)
         suggested = ", ".join(
             f"{'' if name is None else repr(name) + ': '}{number * factor:.2g}"

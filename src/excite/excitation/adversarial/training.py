@@ -46,7 +46,7 @@ from excite.excitation.adversarial.hidden_radius import (
 from excite.excitation.adversarial.objective import confusion, divergence
 from excite.excitation.adversarial.weight_perturbation import moved_weights, weight_perturbations
 from excite.excitation.checks import possible_layers
-from excite.excitation.collapse import CollapseCheck
+from excite.excitation.collapse import CollapseCheck, holding_fraction, move_ratio
 from excite.excitation.perturbations import random_point
 from excite.excitation.perturbed_loss import PerturbedLoss
 from excite.excitation.radius import (
@@ -370,6 +370,8 @@ class AdversarialTraining(PerturbedLoss):
 
     def _training_loss(self, x: Batch, labels: Tensor) -> Tensor:
         worst = self._search(x, labels, self._start(x)) if self._perturbs() else None
+        if worst is not None and torch.is_grad_enabled() and self._collapse.first():
+            self._measure_moves(x, worst)
         if not self.awp or not torch.is_grad_enabled():
             return self._loss_at(x, labels, worst)
         moves = weight_perturbations(self.model, self.awp, lambda: self._loss_at(x, labels, worst))
@@ -378,13 +380,25 @@ class AdversarialTraining(PerturbedLoss):
                 worst = replace(worst, names=Names(unwrap(self.model), named_sites(self.hidden_radius, self.layers)))
             return self._loss_at(x, labels, worst)
 
+    @torch.no_grad()
+    def _measure_moves(self, x: Batch, worst: Perturbations) -> None:
+        """Keeps how far the perturbations of the first step move the outputs: those of hidden layers, if there are any."""
+        model, hidden = unwrap(self.model), {name: d for name, d in worst.values.items() if name != INPUT}
+        with preserve_state(model):
+            clean = evaluate(model, x, replace(worst, values={}), self._read, copies=1)
+            moved = evaluate(model, x, replace(worst, values=hidden or worst.values), self._read, copies=1)
+        self._collapse.ratio = move_ratio(clean, moved - clean)
+
     def _advice(self, ratio: float) -> str:
         automatic = isinstance(self.hidden_radius, GapController)
         hidden = 0.0 if automatic else stage_of(self.hidden_radius, self.progress)[0]
+        fraction = holding_fraction(ratio)
         if hidden == 0:
-            return f"a radius of about {self._radius() / 4:.2g} may hold, or Stages that begin at 0"
+            return f"a radius of about {self._radius() * fraction:.2g} may hold, or Stages that begin at 0"
         suggested = (
-            {name: rho / 4 for name, rho in hidden.items()} if isinstance(hidden, Mapping) else f"{hidden / 4:.2g}"
+            {name: float(f"{rho * fraction:.2g}") for name, rho in hidden.items()}
+            if isinstance(hidden, Mapping)
+            else f"{hidden * fraction:.2g}"
         )
         return f"a hidden_radius of about {suggested} may hold; or hidden_radius='auto' with held_out="
 
