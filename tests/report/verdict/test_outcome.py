@@ -68,6 +68,14 @@ NAN, FALLS = math.nan, tuple(np.linspace(2.3, 0.1, 20))
         ((2.3, 2e6, *[160.0] * 18), (150.0,) * 20, False, "the loss rose from 2.3 to 150"),
         ((2.3, 2e4, *[160.0] * 18), (150.0,) * 20, False, "the loss rose from 2.3 to 150"),
         ((2.3, 2e4, *[20.0] * 18), (15.0,) * 20, False, ""),  # recovers
+        (
+            (2.3, 5.4, 634.0, 3800.0, 3.9e5, *[30.0] * 15),
+            (38.0, 18.0, *[46.0] * 18),
+            False,
+            "the loss rose from 2.3 to 46",
+        ),
+        ((2.3, 2e6, 900.0, *[150.0] * 5),) * 2 + (False, "the loss rose from 2.3 to 150"),  # eight steps
+        ((2.3, 2e6, 900.0, *[150.0] * 17), (2e6, 900.0, *[150.0] * 18), False, "the loss rose from 2.3 to 150"),  # 21
         ((2.3, *[900.0] * 19), (150.0,) * 20, False, ""),  # no peak: a first batch that happens to be easy
         (tuple(np.geomspace(1e-8, 1e-3, 20)), (0.4,) * 20, False, ""),  # a student that starts as its teacher
         ((1e-4,) * 20, (0.9,) * 20, False, ""),  # rewards that come late

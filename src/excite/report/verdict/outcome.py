@@ -231,7 +231,7 @@ def divergence(
     """How a training diverged, from the first and the last values of its loss; empty if it did not.
 
     It did if the last value is not finite (three in a row while it runs: mixed precision skips single steps), if the
-    median of the last values is more than ten times that of the first, or if all of the last values are more than a hundred times
+    median of the last values is more than ten times that of the first, or if the last three quarters of them are more than a hundred times
     the very first one, ten times where the first values hold one 1,000 times as large, or where the median margin of test points is 0,
     so that most of them are misclassified: with a learning rate far too high, the second
     step diverges, and the loss may settle far below that peak; where the first batch was merely an easy one, the network has learned something. That factor is larger where the last values differ among themselves
@@ -251,16 +251,15 @@ def divergence(
     )
     if start > 0 and end > EXPLODED * max(start, SMALLEST):
         return f"the loss rose from {start:.3g} to {end:.3g}"
-    minimum = float(np.min(ended[np.isfinite(ended)], initial=math.inf))
+    settled = ended[len(ended) // 4 :]  # of a short run the values before are those of its start
+    settled = settled[np.isfinite(settled)]
+    minimum = float(np.min(settled, initial=math.inf))
     peak = float(np.max(begun[np.isfinite(begun)], initial=0.0))
     if begun.size and 0 < begun[0] < math.inf:  # it may have risen within the first steps
         initial = max(float(begun[0]), SMALLEST)
-        spread = float(np.max(ended[np.isfinite(ended)])) / minimum if minimum > 0 else math.inf
-        if (
-            math.inf
-            > minimum
-            > max(EXPLODED if peak > EXPLODED**3 * initial or margin == 0 else EXPLODED**2, spread) * initial
-        ):
+        spread = float(np.max(settled)) / minimum if 0 < minimum < math.inf else math.inf
+        factor = EXPLODED if peak > EXPLODED**3 * initial or margin == 0 else EXPLODED**2
+        if math.inf > minimum > max(factor, spread) * initial:
             return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 
