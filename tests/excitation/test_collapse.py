@@ -98,7 +98,7 @@ def test_the_hidden_radius_of_the_warning_holds(hidden_radius):
         assert trained(method(advised), 2 * WINDOW) < 0.8 * math.log(2)
 
 
-def test_the_fraction_that_holds_moves_outputs_twice_as_far_as_samples_differ():
+def test_the_fraction_that_holds_bounds_the_move_of_outputs():
     output = torch.tensor([[0.0, 0.0], [2.0, 0.0]])  # a distance of 1 from their mean
     assert move_ratio(output, torch.tensor([[3.0, 4.0], [3.0, 4.0]])) == 5
     assert move_ratio(output[:, 0], torch.full((2,), 3.0)) == 3
