@@ -11,7 +11,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW_PAGES = (  # examples of several seconds
-    "audit.md", "index.md", "integrations.md", "language-models.md", "margins.md", "robust-training.md", "runs.md", "sweeps.md", "watch.md",
+    "audit.md", "index.md", "integrations.md", "language-models.md", "margins.md", "new-study.md", "robust-training.md", "runs.md", "sweeps.md", "watch.md",
 )  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES[1:] if "```python" in page.read_text()]
 EXAMPLE = re.compile(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.S)  # and the output shown below it
