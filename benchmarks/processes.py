@@ -35,8 +35,8 @@ def worker(orders: Connection, steps: int, environment: dict[str, str], sharded:
     x = 2 * torch.rand(steps * BATCH, 3, 32, 32, generator=generator) - 1
     y = torch.randint(2, (len(x),), generator=generator).float()  # as for a regression: no accuracies, steps alone
     data = SimpleNamespace(x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
-    with many_processes("cpu") as here:
-        model = here.wrap(make_model("papers-cnn", seed=0), sharded)
+    with many_processes("cpu") as processes:
+        model = processes.wrap(make_model("papers-cnn", seed=0), sharded)
         excitation = PersistentExcitation(model, 0.02, bounds=(-1, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.9)
         orders.send("ready")

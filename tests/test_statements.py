@@ -79,12 +79,12 @@ def test_every_name_of_a_row_exists(paper, row):
 
 @pytest.mark.parametrize(("paper", "row"), ALL)
 def test_what_is_said_to_fail_is_shown_by_a_test(paper, row):
-    if row.verdict in ("mended", "fails", "not proved"):
+    if row.verdict in ("corrected", "fails", "not proved"):
         assert row.test, f"{paper}: {row.place} has no test"
     if row.verdict == "observed":
         assert row.study, f"{paper}: {row.place} has no study"
     if row.kind in ("Theorem", "Corollary", "Lemma"):
-        assert row.verdict in ("holds", "mended", "fails", "not proved", "cited")
+        assert row.verdict in ("holds", "corrected", "fails", "not proved", "cited")
         assert row.test
         assert row.code
 

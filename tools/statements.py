@@ -33,7 +33,7 @@ FILES = {
 }
 VERDICTS = {
     "holds": "its proof was read, and no violation was found",
-    "mended": "false or not proved as printed; another form holds, and is the one implemented",
+    "corrected": "false or not proved as printed; another form holds, and is the one implemented",
     "fails": "false, with a counterexample",
     "not proved": "its proof has a gap that could not be closed",
     "observed": "an experiment: a study remakes it and judges what the paper says about it",

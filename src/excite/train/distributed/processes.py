@@ -52,8 +52,8 @@ class Processes:
         first_of_machine: Whether this is the first process on its machine.
 
     Example:
-        >>> with many_processes("cpu") as here:  # without torchrun: one process
-        ...     here.rank, here.size
+        >>> with many_processes("cpu") as processes:  # without torchrun: one process
+        ...     processes.rank, processes.size
         (0, 1)
     """
 
@@ -238,8 +238,8 @@ def many_processes(device: str = "auto", wait: float = 300.0) -> Iterator[Proces
             fewer GPUs than processes.
 
     Example:
-        >>> with many_processes("cpu") as here:
-        ...     wrapped = here.wrap(model.to(here.device))
+        >>> with many_processes("cpu") as processes:
+        ...     wrapped = processes.wrap(model.to(processes.device))
     """
     global _current
     initialized = dist.is_available() and dist.is_initialized()
