@@ -20,7 +20,7 @@ How long the operations of Excite take on a CPU, relative to a plain training st
 GPU](benchmarks-gpu.md); by network size: [scaling](scaling.md).
 
 The first three sections are written by `{command}`. Times are ratios of paired repeats in one run, because other
-load on a machine slows all of them alike: medians, with quartiles.
+load on a machine slows all of them equally: medians, with quartiles.
 """
 REST = "<!-- measured separately: kept by python -m benchmarks -->"
 QUICK = {

@@ -95,3 +95,21 @@ def test_every_benchmark_is_shown_on_a_page():
     text = "".join(page.read_text() for page in PAGES)
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in names if f"benchmarks.{name}" not in text} == set()
+
+
+# Words of earlier versions of the pages. Quotations of the papers and code may have them.
+FORMER_WORDS = re.compile(r"\b(anew|trainings|tally|alike|told|asked for|look(?:s|ed)? away|goes on to|room for)\b")
+
+
+def former_words(text):
+    prose = re.sub(r"```.*?```|`[^`]*`|“.*?”", "", text, flags=re.S)
+    return FORMER_WORDS.findall(prose)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_former_words_are_gone(page):
+    assert former_words(page.read_text()) == []
+
+
+def test_former_words_are_caught():
+    assert former_words("Two trainings, drawn anew: `tally` “as told”") == ["trainings", "anew"]

@@ -89,7 +89,7 @@ def test_a_study_of_earlier_numbers_trains_nothing(tmp_path: Path, monkeypatch: 
     result = studies.run("robust-overfitting", seeds=2, numbers=stored(tmp_path), docs="pages")
     assert {(found.variant, found.seed) for found in result.numbers} >= {(PGD, 0), (every(SCALES["quick"].rho[0]), 1)}
     page = Path("pages/robust-overfitting.md").read_text()
-    assert "trainings were not run again: their numbers are those of an earlier run with the same settings." in page
+    assert "training runs were not repeated: their numbers are those of an earlier run with the same settings." in page
     assert "torch 1.0" in page
     again = take_earlier(STUDY, "quick", jobs_of(tmp_path), "pages/robust-overfitting.json")
     assert len(again.results) == len(result.numbers)

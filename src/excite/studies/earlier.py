@@ -1,4 +1,4 @@
-"""Numbers of trainings whose run folders are gone: taken from a numbers.json, where the settings are the same."""
+"""Numbers of training runs whose run folders are gone: taken from a numbers.json, where the settings are the same."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def estimate_minutes(study: Study, scale: str = "quick", workers: int = 2, folde
 def total_minutes(studies: Iterable[Study], scale: str = "quick", folder: Path = RUNS) -> float | None:
     """About how many minutes all studies take one after another at a scale; None if that of one is not known.
 
-    Trainings that several of them share count for each, though in `runs/studies` they are trained once.
+    Training runs that several of them share count for each, though in `runs/studies` they are trained once.
     """
     minutes = [estimate_minutes(study, scale, folder=folder) for study in studies]
     known = [value for value in minutes if value is not None]

@@ -55,7 +55,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *seeds_line(len(result.seeds), scale.seeds)]
     lines += [f"- {line}" for line in method.settings]
     lines += [
-        f"- {len(result.earlier)} of {len(result.numbers)} trainings were not run again: their numbers are those of an earlier run with the same settings."
+        f"- {len(result.earlier)} of {len(result.numbers)} training runs were not repeated: their numbers are those of an earlier run with the same settings."
     ] * bool(result.earlier)
     lines += [f"- Not finished, and left out: {missing_seeds(result.missing)}."] * bool(result.missing)
     lines += [f"- Versions: {', '.join(f'{name} {version}' for name, version in result.versions.items())}.", ""]

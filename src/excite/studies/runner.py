@@ -109,7 +109,7 @@ def run(
     None = None, *, variants: str | None = None, docs: str | os.PathLike[str] | None = None, executor: Executor |
     None = None, retries: int = 1, seconds: float | None = None, numbers: str | os.PathLike[str] | None = None,
 ) -> StudyResult:  # fmt: skip
-    """Run a study of the papers, or what is left of it: finished trainings are not done again, also those of other studies.
+    """Run a study of the papers, or what is left of it: finished training runs are not done again, also those of other studies.
 
     Args:
         name: one of `STUDIES`, a paper and figure such as "persistency:6", the path of a file that defines `STUDY`, or a study.
@@ -117,7 +117,7 @@ def run(
         seeds: how many; the scale's own number by default.
         out: folder or URL (s3://bucket/study) for runs, figure, numbers.json and results.md; runs/studies/NAME-SCALE by default.
         device: "cpu", "cuda"; by default the GPU for scale "paper" if there is one.
-        workers: trainings side by side on the CPU.
+        workers: training runs side by side on the CPU.
         on_progress: called with a `JobProgress` whenever a job changes.
         variants: "figure" for the curves of the papers' figure, "all" for the others too; by default all at scale "paper".
         docs: also write the results page and its images into this folder.
@@ -125,7 +125,7 @@ def run(
         retries: without an executor, how often a job is started again after an error that may be transient.
         seconds: stop after about this time, with a checkpoint of each training; the next call continues. Jobs are then taken seed
             by seed, and results of what is finished are written once every variant has a seed. 0 runs nothing.
-        numbers: a numbers.json or published NAME.json of the study, whose trainings with the same settings are not done again.
+        numbers: a numbers.json or published NAME.json of the study, whose training runs with the same settings are not done again.
 
     Returns:
         Numbers, verdicts and the folder of the files.
@@ -177,7 +177,7 @@ def _device(device: str | None, scale: Scale) -> str:
 def _run_within(
     seconds: float | None, jobs: list[Job], workers: int, on_progress: ProgressCallback | None, **options: Any
 ) -> OutOfTime | None:
-    """Runs jobs; with `seconds` seed by seed until the time is up: trainings under way end after their step, with a checkpoint."""
+    """Runs jobs; with `seconds` seed by seed until the time is up: training runs under way end after their step, with a checkpoint."""
     if seconds is None:
         run_jobs(jobs, workers, on_progress, **options)
         return None

@@ -48,7 +48,7 @@ def test_a_network_that_cannot_continue_does_not_stop_others(
 
     monkeypatch.setattr(training, "build_model", sabotaged)
     paths = [tmp_path / str(i) for i in range(3)]
-    with pytest.raises(TrainingStopped, match="1 of 3 trainings stopped"):
+    with pytest.raises(TrainingStopped, match="1 of 3 training runs stopped"):
         train_together([config(seed, excitation=excitation) for seed in range(3)], paths)
     found = [Run.open(path) for path in paths]
     assert [run.status for run in found] == ["done", "failed", "done"]

@@ -121,7 +121,7 @@ def study_run(
     numbers: Annotated[
         Path | None,
         typer.Option(
-            help="A numbers.json or published docs/results/NAME.json: trainings whose numbers it has, with the same settings, "
+            help="A numbers.json or published docs/results/NAME.json: training runs whose numbers it has, with the same settings, "
             "are not run again."
         ),
     ] = None,

@@ -1,6 +1,6 @@
 """Consequences of hyperparameters, predicted in advance: rotation per step, rank of weights, lazy or rich training.
 
-Three predictions from the literature after the papers, each on a grid of small trainings:
+Three predictions from the literature after the papers, each on a grid of small training runs:
 
 - rotation per step of normalized layers at equilibrium, √(2ηλ(1−β₁)/(1+β₁)) for AdamW and √(2ηλ/(1+α)) for SGD with momentum α (Kosson,
   Messmer, Jaggi 2024);
@@ -270,7 +270,7 @@ STUDY = Study(
     "consequences",
     "What hyperparameters decide in advance",
     "no figure of the papers",
-    "Small trainings on grids of rate, decay, batch and initial imbalance",
+    "Small training runs on grids of rate, decay, batch and initial imbalance",
     Computed(
         compute,
         {
@@ -289,7 +289,7 @@ STUDY = Study(
     SCALES,
     variants,
     claims,
-    ("The rank's bound assumes that the norm of the weights has converged, and is above the width on part of the grid, where it says nothing. After one pilot training of 600 steps the rank is averaged over the second half instead of read at the last step.",),
+    ("The rank's bound assumes that the norm of the weights has converged, and is above the width on part of the grid, where it is vacuous. After one pilot training of 600 steps the rank is averaged over the second half instead of read at the last step.",),
     asks="what rate and decay decide",
     seconds={"quick": 60},
 )  # fmt: skip

@@ -407,9 +407,9 @@ STUDY = Study(
         "At scale quick the digits stand in for CIFAR-10: it shows the effect in minutes and settles nothing about larger images. There (three "
         "seeds) perturbing every layer with ρ 0.01 raised the robust test accuracy after the last epoch from 67.5% to 73.9%, AWP (γ 0.01) to 69.6%, "
         "TRADES to 76.9%; the gap shrank from 0.325 to 0.255 and did not halve: that claim fails.",
-        "The hidden radii of scale quick were chosen after pilot trainings with seeds 0 and 1, those of scales short and paper after pilot trainings on "
+        "The hidden radii of scale quick were chosen after pilot training runs with seeds 0 and 1, those of scales short and paper after pilot training runs on "
         "12,000 images; the sizes of AWP are those of its authors and their neighbours.",
-        "At scale short several trainings at a time shared the GPU with each other and with other work: their minutes say nothing about variants; the cost of a step "
+        "At scale short several training runs at a time shared the GPU with each other and with other work: their minutes say nothing about variants; the cost of a step "
         "by itself is in [Benchmarks on a GPU](../benchmarks-gpu.md).",
         "Frontiers bend, so that linear interpolation flatters the method that is not interpolated. The third claim interpolates over ρ; the other way round, ρ 0.003 lies above "
         "the line between γ 0.005 and γ 0.01 (figure; one seed of γ 0.01).",

@@ -391,7 +391,7 @@ STUDY = Study(
     variants,
     claims,
     (
-        "A learning rate that rises all the time provokes spikes within few steps; trainings at a constant rate may spike in other ways.",
+        "A learning rate that rises all the time provokes spikes within few steps; training runs at a constant rate may spike in other ways.",
         "At scale paper 96 seeds were planned; the results have those 75 that were done when the time on the GPU was over, taken in their order.",
         "Scale quick reads Python's help texts, which need no download and differ between versions of Python.",
     ),

@@ -228,7 +228,7 @@ def claims(scale: RankScale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
     two, cor, theorem_1 = _QUOTES
 
-    # Corollary 1 assumes that signs settle. Both statements are about a limit, so that finite trainings are judged by their mean.
+    # Corollary 1 assumes that signs settle. Both statements are about a limit, so that finite training runs are judged by their mean.
     def rank_one(text: str, source: str, variant: str) -> Claim:
         measure = f"{variant}: smallest ‖W‖₂²/‖W‖²_F"
         return Claim(

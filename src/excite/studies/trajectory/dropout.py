@@ -198,7 +198,7 @@ STUDY = Study(
         "A row per network, a mark per seed. λ_steady has to lie to the right of the largest constant found to be a bound, and to the left\n"
         "of the product of norms to be of use.",
         "Means over seeds, with the range. *Lemma 4* is its bound on the difference of errors with λ_steady and the covering number from below:\n"
-        "above 1 it says nothing. λ_steady is infinite (shown as 1e+12) where a unit is active at no training point, p_min = 0, which the\n"
+        "above 1 it is vacuous. λ_steady is infinite (shown as 1e+12) where a unit is active at no training point, p_min = 0, which the\n"
         "theorem excludes: there the first two claims are not tested.",
         ("Units are dropped at the end of the pass with probability ½, as the paper defines it; SGD with one point per step, cross-entropy.",),
     ),

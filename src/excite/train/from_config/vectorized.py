@@ -61,7 +61,7 @@ def train_together(
     if len(configs) != len(folders):
         raise InputError(f"expected a folder for each config; got {len(configs)} configs and {len(folders)} folders")
     if len({_without_seeds(config) for config in configs}) > 1:
-        raise InputError("only trainings that differ in nothing but their seeds can be done together")
+        raise InputError("only training runs that differ in nothing but their seeds can be done together")
     left, stopped = list(range(len(configs))), dict[int, TrainingStopped]()
     while left:
         try:
@@ -71,7 +71,9 @@ def train_together(
             stopped[left.pop(error.index)] = error
     if stopped:
         first = next(iter(stopped))
-        raise TrainingStopped(f"{len(stopped)} of {len(configs)} trainings stopped; {folders[first]}: {stopped[first]}")
+        raise TrainingStopped(
+            f"{len(stopped)} of {len(configs)} training runs stopped; {folders[first]}: {stopped[first]}"
+        )
     return [load_run(folder) for folder in folders]
 
 
