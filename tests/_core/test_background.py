@@ -45,7 +45,7 @@ class Slow:
     def __init__(self, numbers: Tensor):
         self._numbers = numbers
 
-    def arrived(self) -> bool:
+    def ready(self) -> bool:
         return Slow.here
 
     def read(self) -> list[Any]:

@@ -15,7 +15,7 @@ class Copied:
     def __init__(self, numbers: Tensor):
         self._numbers = numbers
 
-    def arrived(self) -> bool:
+    def ready(self) -> bool:
         return True
 
     def read(self) -> list[Any]:

@@ -34,7 +34,7 @@ def test_a_growing_norm_with_a_fixed_direction_converges() -> None:
     assert angles == sorted(angles, reverse=True)
     assert smallest[-1] < 0.006
     assert float(found["total"]) == pytest.approx(math.pi / 4 - math.atan2(1, 199), abs=1e-9)
-    assert len(probe._kept) <= 11
+    assert len(probe._snapshots) <= 11
 
 
 def test_directions_are_the_same_after_a_restart() -> None:

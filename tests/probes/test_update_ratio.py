@@ -87,14 +87,14 @@ def test_weights_are_copied_when_the_optimizer_begins(hooks):
             with torch.no_grad():
                 for p in model.parameters():
                     p.sub_(0.1 * p.grad)
-        taken = copy.take()
+        taken = copy.pop()
         assert taken.keys() == before.keys()
         assert all(torch.equal(taken[path], one) for path, one in before.items())
         copy.announce(True)
         assert bool(copy._copies) != hooks
     copy.announce(False)
     optimizer.step()
-    assert not copy.take()
+    assert not copy.pop()
     copy.detach()
     assert not optimizer._optimizer_step_pre_hooks
 

@@ -47,13 +47,15 @@ def test_alerts_are_among_the_findings_unless_one_says_it(tmp_path):
         for step in range(0, 400, 10):
             run.log(step, {"loss/step": 1.0, "rank/effective/a": 60.0 if step < 200 else 8.0})
         run.log(210, {"alert/Fell/rank/effective/a": 8.0, "alert/Above/own/q": 3.0})
-    follower = MetricsReader(run.path)
-    follower.refresh()
-    found = findings([RunView(follower, "run", 0)])
+    metrics_reader = MetricsReader(run.path)
+    metrics_reader.refresh()
+    found = findings([RunView(metrics_reader, "run", 0)])
     assert [one["link"] for one in found if one["kind"] == "warning"] == ["#panel-other-own", "#panel-ranks"]
     assert found[1]["docs"] == "docs/richness.md#quantities-of-a-layer"
     assert found[1]["action"].startswith("Lower the learning rate")
-    assert [finding.text for finding in run_findings(RunView(follower, "run", 0))] == [one["text"] for one in found]
+    assert [finding.text for finding in run_findings(RunView(metrics_reader, "run", 0))] == [
+        one["text"] for one in found
+    ]
 
 
 def test_roles_are_named_behind_layers():

@@ -11,9 +11,9 @@ from excite.runs.reader import MetricsReader
 
 
 def view(path):
-    follower = MetricsReader(path)
-    follower.refresh()
-    return RunView(follower, path.name, 0)
+    metrics_reader = MetricsReader(path)
+    metrics_reader.refresh()
+    return RunView(metrics_reader, path.name, 0)
 
 
 def test_only_runs_that_measured_margins_have_an_entry(tmp_path):

@@ -20,10 +20,10 @@ def shown(tmp_path):
             for step in range(3000):
                 run.log(step, {"loss/step": 1.0, "rank/share/b": 0.5, "rank/share/a": i, "signs/changed": 0.1})
         runs.append(RunView(MetricsReader(tmp_path / f"run{i}"), f"run{i}", i, order=("b", "a")))
-        runs[-1].follower.refresh()
+        runs[-1].metrics_reader.refresh()
     yield runs
     for run in runs:
-        run.follower.close()
+        run.metrics_reader.close()
 
 
 def test_what_is_drawn(shown):
@@ -54,7 +54,7 @@ def test_panels_and_sentences_say_what_layers_do(shown):
 
 
 def test_the_report_holds_what_the_page_draws(shown, tmp_path):
-    page = make_report([run.follower.path for run in shown]).write(tmp_path / "r.html").read_text()
+    page = make_report([run.metrics_reader.path for run in shown]).write(tmp_path / "r.html").read_text()
     text = page.partition('id="frozen">')[2].partition("</script>")[0]
     frozen = json.loads(text)
     shown = [replace(run, order=()) for run in shown]  # these runs do not know their wiring
@@ -70,9 +70,9 @@ def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
         for step in range(5):
             run.log(step, {"loss/step": 1.0, **{f"rank/effective/fc{i}": 9.0 - 2 * step for i in range(30)}})
         run.flush()
-        follower = MetricsReader(run.path)
-        follower.refresh()
-        whole, some = (findings([RunView(follower, "run", 0)], limit) for limit in (None, 11))
+        metrics_reader = MetricsReader(run.path)
+        metrics_reader.refresh()
+        whole, some = (findings([RunView(metrics_reader, "run", 0)], limit) for limit in (None, 11))
         assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."
-        assert findings([RunView(follower, "run", 0)], 31) == whole
+        assert findings([RunView(metrics_reader, "run", 0)], 31) == whole
         assert {one["text"] for one in whole} - {one["text"] for one in some}  # 27 more layers, and 7

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from excite.errors import RunError
-from excite.runs.lock import Lock, held
+from excite.runs.lock import Lock, is_held
 
 HOLD = "import sys; from pathlib import Path; from excite.runs.lock import Lock; l = Lock(Path(sys.argv[1]), 'x'); print('locked', flush=True); input()"
 
@@ -20,19 +20,19 @@ HOLD = "import sys; from pathlib import Path; from excite.runs.lock import Lock;
 def test_a_second_lock_is_refused_and_names_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = Lock(path, tmp_path)
-    assert held(path)
+    assert is_held(path)
     words = rf"another process is writing to .* \(process {os.getpid()} on {platform.node()}\): wait for it"
     with pytest.raises(RunError, match=words):
         Lock(path, tmp_path)
     lock.release()
     lock.release()
-    assert not held(path)
+    assert not is_held(path)
     assert path.read_bytes() == b""
     Lock(path, tmp_path).release()
 
 
 def test_a_missing_lock_file_is_not_held(tmp_path: Path) -> None:
-    assert not held(tmp_path / "lock")
+    assert not is_held(tmp_path / "lock")
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_the_lock_is_free_when_its_process_is_killed(tmp_path: Path, how: signal
         Lock(path, tmp_path)
     process.send_signal(how)
     process.communicate()
-    assert not held(path)
+    assert not is_held(path)
     Lock(path, tmp_path).release()
 
 
@@ -59,7 +59,7 @@ def test_readers_that_check_do_not_exclude_each_other(tmp_path: Path, monkeypatc
     Lock(path, tmp_path).release()
     with path.open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        assert not held(path)
+        assert not is_held(path)
 
 
 def test_lock_files_of_earlier_versions_name_no_holder(tmp_path: Path) -> None:

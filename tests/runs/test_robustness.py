@@ -39,7 +39,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a locked database for a moment only, and ask for it at every value."""
     monkeypatch.setattr(metrics, "_BRIEFLY", 0.0)
     monkeypatch.setattr(metrics, "_PAUSE", 1e-9)
-    monkeypatch.setattr(metrics, "_LONGEST", 1e-9)
+    monkeypatch.setattr(metrics, "_MAX_PAUSE", 1e-9)
     monkeypatch.setattr(metrics, "_FLUSH_SECONDS", -1.0)
     monkeypatch.setattr(loop, "_PATIENCE", 0.0)
 

@@ -159,7 +159,7 @@ class HostCopy:
         self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(numbers.device))
 
-    def arrived(self) -> bool:
+    def ready(self) -> bool:
         """Whether the numbers can be read without waiting."""
         return bool(self._event.query())
 
@@ -171,10 +171,10 @@ class HostCopy:
 
 
 class DeviceTimer:
-    """By how many seconds stretches of host code delay what a GPU computes, without waiting for it.
+    """By how many seconds sections of host code delay what a GPU computes, without waiting for it.
 
-    An event at each end of a stretch. While the host runs ahead, the time between the two is that of the kernels that the stretch
-    launched, however long the host waited for room in the launch queue; where the GPU waits for the host, it is the host's time.
+    An event at each end of a section. While the host runs ahead, the time between the two is that of the kernels that the section
+    launched, however long the host waited for space in the launch queue; where the GPU waits for the host, it is the host's time.
     Kernels on other streams are not counted.
 
     Args:
@@ -190,17 +190,17 @@ class DeviceTimer:
         self._seconds = 0.0
 
     def start(self) -> Any:
-        """Begins a stretch; returns what `stop` takes."""
+        """Begins a section; returns what `stop` takes."""
         self._collect()
         return self._record()
 
     def stop(self, started: Any) -> None:
-        """Ends a stretch."""
+        """Ends a section."""
         self._pending.append((started, self._record()))
 
     @property
     def seconds(self) -> float:
-        """Total of the stretches that the GPU has come through."""
+        """Total of the sections that the GPU has completed."""
         self._collect()
         return self._seconds
 
@@ -220,7 +220,7 @@ class DeferredChecks:
     """Checks of the inputs of a function that is called at every training step, without waiting for a GPU.
 
     On the CPU a check raises at once. On a GPU the numbers that it judges are copied asynchronously, and are judged in the
-    first later call by which they have arrived: the error then names the call it belongs to.
+    first later call by which they are ready: the error then names the call it belongs to.
 
     Args:
         name: Name of the function, for the error.
@@ -248,7 +248,7 @@ class DeferredChecks:
         if tensor.is_cuda and capturing():
             return None
         self._calls += 1
-        while self._pending and self._pending[0][1].arrived():
+        while self._pending and self._pending[0][1].ready():
             self._judge_first()
         return self if self.defers(tensor) else None
 

@@ -45,8 +45,8 @@ def krylov_space(product: Callable[[Tensor], Tensor], start: Tensor, count: int)
         for _ in range(2):
             v = normalize(v, dim=0, eps=tiny)
             v = torch.addmv(v, before.T, before @ v, alpha=-1)
-        left = torch.linalg.vector_norm(v)
-        space[k] = v * (left >= _INDEPENDENT) / left.clamp_min(_INDEPENDENT)  # NaN stays
+        length = torch.linalg.vector_norm(v)
+        space[k] = v * (length >= _INDEPENDENT) / length.clamp_min(_INDEPENDENT)  # NaN stays
         v = images[k] = product(space[k])
     return space, images
 

@@ -60,7 +60,7 @@ class _Straight:
             cls.inside.depth -= 1
 
 
-_lock, _users, _held = threading.Lock(), [0], torch.utils.checkpoint.CheckpointFunction
+_lock, _users, _original = threading.Lock(), [0], torch.utils.checkpoint.CheckpointFunction
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def without_reentrant_checkpointing() -> Iterator[None]:
         with _lock:
             _users[0] -= 1
             if not _users[0]:
-                torch.utils.checkpoint.CheckpointFunction = _held  # type: ignore[misc]
+                torch.utils.checkpoint.CheckpointFunction = _original  # type: ignore[misc]
 
 
 def in_reentrant_checkpoint() -> bool:

@@ -114,13 +114,13 @@ class LayerRecorder(AffineMode):
 
     def __init__(self, names: Names):
         super().__init__(names)
-        self.seen: list[tuple[AffineCall, Tensor, Tensor]] = []
+        self.calls: list[tuple[AffineCall, Tensor, Tensor]] = []
 
     def visit(self, call: AffineCall) -> Tensor:
         """Runs the call and records a copy of its input and of its output."""
         entered = call.input.clone()
         output = super().visit(call)
-        self.seen.append((call, entered, output.clone()))
+        self.calls.append((call, entered, output.clone()))
         return output
 
 
@@ -138,7 +138,7 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
     pairs: list[tuple[Tensor, Tensor | None]] = []
     flowing, location = points.flatten(1), "the input"
     owned: set[int] = set()
-    for call, entered, output in recorder.seen:
+    for call, entered, output in recorder.calls:
         if call.kind != "linear" or entered.dim() != 2:
             raise _no_chain(f"{call.name} is not a linear layer on vectors")
         if entered.shape != flowing.shape or not torch.equal(entered, flowing):
@@ -150,7 +150,7 @@ def _record(model: nn.Module, x: Tensor, sigmoid: bool | None) -> tuple[list[tup
         flowing, location = F.relu(output), f"the ReLU of what {call.name} gives"
     if not pairs:
         raise _no_chain("it has no linear layer")
-    output, last = pick_output(returned), recorder.seen[-1]
+    output, last = pick_output(returned), recorder.calls[-1]
     if output.dim() == 0 or len(output) != len(points) or not output.numel():
         raise _no_chain(f"its output has the shape {tuple(output.shape)} for {len(points)} points")
     output = output.reshape(len(points), -1)

@@ -230,14 +230,14 @@ def record(
         raise ModelError(
             "the model draws random numbers in a way that cannot be repeated: use torch's own functions for them"
         )
-    if not clean.seen:
+    if not clean.names_called:
         raise ModelError(
             "the model has no affine layer (linear, convolution or product with a parameter): nothing to excite"
         )
     inputs = clean.inputs if leaf is None else {INPUT: leaf, **clean.inputs}
     if not inputs:
         raise ModelError(
-            f"none of the chosen layers has an input that can be perturbed; affine layers: {', '.join(clean.seen)}"
+            f"none of the chosen layers has an input that can be perturbed; affine layers: {', '.join(clean.names_called)}"
         )
     return Recorded(output, inputs, clean)
 
@@ -321,7 +321,7 @@ def _perturbed_layers(
     if not layers:
         raise InputError(
             "nothing would be perturbed: no chosen layer has a radius above 0 and an influence on the output; "
-            f"affine layers: {', '.join(clean.made_by.seen)}"
+            f"affine layers: {', '.join(clean.made_by.names_called)}"
         )
     return layers
 

@@ -148,8 +148,8 @@ class _Worker:
             self.process.join()
             self.busy = False
             code = self.process.exitcode
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
-            return WorkerLost(f"its process {how}")
+            ending = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+            return WorkerLost(f"its process {ending}")
         if isinstance(content, JobProgress):
             on_progress(content)
             return None
@@ -172,10 +172,10 @@ class _Pool:
     def __enter__(self) -> _Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         for worker in self.workers:
             worker.pipe.close()
-            if kind is not None:
+            if error_type is not None:
                 worker.process.terminate()
         for worker in self.workers:
             worker.join()

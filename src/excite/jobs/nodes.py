@@ -61,11 +61,11 @@ def check_reports(reports: Mapping[str, NodeReport], location: str) -> None:
         reports: By the name of the node.
         location: Folder or URL of the workspace.
     """
-    local = (platform.python_version(), __version__)
+    own = (platform.python_version(), __version__)
     for node, report in reports.items():
-        if (report.python, report.excite) != local:
+        if (report.python, report.excite) != own:
             raise InputError(
-                f"node {node} has Python {report.python} and Excite {report.excite}, this machine {local[0]} and {local[1]}: "
+                f"node {node} has Python {report.python} and Excite {report.excite}, this machine {own[0]} and {own[1]}: "
                 "install the same versions on both"
             )
         if not report.sees_workspace:

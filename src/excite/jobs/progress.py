@@ -98,8 +98,8 @@ class ProgressTracker:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {status}" for status in STATUSES[1:] if (n := self.count(status)))
-        left = self.seconds_left() if self.count("waiting") + self.count("running") else None
-        ending = "" if left is None else f", {_duration(left)} left"
+        remaining = self.seconds_left() if self.count("waiting") + self.count("running") else None
+        ending = "" if remaining is None else f", {_duration(remaining)} left"
         return f"{len(self.jobs)} jobs: {counts or 'none started'}{ending}"
 
 

@@ -142,12 +142,12 @@ class MetricBuffer:
         if not isinstance(entry, DeviceScalars) or len(entry) or rank_and_size()[1] > 1:
             self._buffered.append((step, probe, entry))
 
-    def add_scalars(self, step: int, owner: Probe, scalars: DeviceScalars) -> None:
+    def add_scalars(self, step: int, probe: Probe, scalars: DeviceScalars) -> None:
         """Buffers values that take no part in what several processes agree on: each may have others, or none."""
         if rank_and_size()[1] == 1:
             self._first = self._first if self._count else step
             self._count += 1
-        self._buffered.append((step, owner, scalars))
+        self._buffered.append((step, probe, scalars))
 
     def due(self, step: int) -> bool:
         """Whether to request a fetch. With several processes only counts decide, which are the same in all."""

@@ -32,7 +32,7 @@ from excite._core.randomness import own_randomness
 from excite._core.wrappers import unwrap
 from excite.errors import ExciteError, InputError
 
-MOST = 500  # points per part
+MAX_POINTS = 500  # points per part
 _MAX_BYTES = 512_000_000  # of the points of one part
 _MAX_INDICES = 10_000_000  # read from a sampler
 _LABELS = ("labels", "label", "y", "target", "targets", "class", "classes")
@@ -67,13 +67,13 @@ class Points:
         return len(self.x)
 
 
-def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
-    """At most `most` points of a source, chosen at random by `seed`; the same in every process.
+def draw(source: Any, split: str, max_points: int = MAX_POINTS, seed: int = 0) -> Points:
+    """At most `max_points` points of a source, chosen at random by `seed`; the same in every process.
 
     Args:
         source: Pair of tensors, dataset, loader, or another object that can be iterated more than once.
-        part: "train" or "test", for messages.
-        most: Largest number of points.
+        split: "train" or "test", for messages.
+        max_points: Largest number of points.
         seed: Seed of the choice.
 
     Returns:
@@ -84,24 +84,24 @@ def draw(source: Any, part: str, most: int = MOST, seed: int = 0) -> Points:
     """
     if isinstance(source, Points):
         return source
-    for name in (f"x_{part}", f"y_{part}"):
+    for name in (f"x_{split}", f"y_{split}"):
         if not hasattr(source, name):
             break
     else:  # a dataset of excite.data, of which each part is known
-        source = (getattr(source, f"x_{part}"), getattr(source, f"y_{part}"))
-    generator = np.random.default_rng([seed, part == "test"])
+        source = (getattr(source, f"x_{split}"), getattr(source, f"y_{split}"))
+    generator = np.random.default_rng([seed, split == "test"])
     try:
         with own_randomness(seed, _CPU), _generators_kept(source):
-            points = _draw(source, part, most, generator)
+            points = _draw(source, split, max_points, generator)
     except ExciteError:
         raise
     except Exception as error:
         raise InputError(
-            f"{part}: no points could be drawn: {type(source).__name__} raised {first_line(error)}"
+            f"{split}: no points could be drawn: {type(source).__name__} raised {first_line(error)}"
         ) from error
     if not len(points):
-        raise InputError(f"{part}: expected at least one point; {type(source).__name__} is empty")
-    check_finite(points.x, f"{part} inputs")
+        raise InputError(f"{split}: expected at least one point; {type(source).__name__} is empty")
+    check_finite(points.x, f"{split} inputs")
     return points
 
 
@@ -317,7 +317,7 @@ def _is_batch(item: Any) -> bool:
 
 
 def _affordable(x: Tensor, max_points: int) -> int:
-    """At most `most` points, and not more than fit in memory."""
+    """At most `max_points` points, and not more than fit in memory."""
     if not len(x):
         return max_points
     return min(max_points, max(2, _MAX_BYTES // max(1, x[0].numel() * x.element_size())))

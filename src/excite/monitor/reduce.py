@@ -30,10 +30,10 @@ def reduce_rows(rows: Sequence[Row], device: torch.device) -> list[dict[str, flo
         return [values for _, _, values in rows]
     names = [None if values is None else sorted(values) for _, _, values in rows]
     # A number below 2⁴⁸ is exact in float64; its largest and its smallest value over processes agree if all do.
-    mark = int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=6).digest(), "big")
-    marks = torch.tensor([mark, -mark], dtype=torch.float64, device=device)
-    dist.all_reduce(marks, dist.ReduceOp.MAX)
-    if marks[0] != -marks[1]:
+    digest = int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=6).digest(), "big")
+    digests = torch.tensor([digest, -digest], dtype=torch.float64, device=device)
+    dist.all_reduce(digests, dist.ReduceOp.MAX)
+    if digests[0] != -digests[1]:
         return _gathered(rows)
     places: dict[Reduction, list[tuple[int, str]]] = {}
     for i, (_, probe, values) in enumerate(rows):
@@ -53,8 +53,8 @@ def _reduced(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         return values
     if reduction in ("max", "min"):
         # What a library makes of NaN depends on which process has it: here it is a process without a value.
-        sign, there = (1 if reduction == "max" else -1), ~values.isnan()
-        both = torch.stack([torch.where(there, sign * values, -math.inf), there.to(values.dtype)])
+        sign, present = (1 if reduction == "max" else -1), ~values.isnan()
+        both = torch.stack([torch.where(present, sign * values, -math.inf), present.to(values.dtype)])
         dist.all_reduce(both, dist.ReduceOp.MAX)
         return torch.where(both[1] > 0, sign * both[0], math.nan)
     dist.all_reduce(values, dist.ReduceOp.SUM)
@@ -62,20 +62,22 @@ def _reduced(values: torch.Tensor, reduction: Reduction) -> torch.Tensor:
 
 
 def _gathered(rows: Sequence[Row]) -> list[dict[str, float] | None]:
-    everyone: list[list[dict[str, float] | None]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, [values for _, _, values in rows])
+    by_rank: list[list[dict[str, float] | None]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(by_rank, [values for _, _, values in rows])
     result: list[dict[str, float] | None] = []
-    for (_, probe, _), gathered in zip(rows, zip(*everyone)):
-        there = [values for values in gathered if values is not None]
-        if len(there) < len(gathered):
+    for (_, probe, _), gathered in zip(rows, zip(*by_rank)):
+        present = [values for values in gathered if values is not None]
+        if len(present) < len(gathered):
             result.append(None)
             continue
-        names = sorted(set().union(*there))
-        result.append({name: _one(probe, name, [values[name] for values in there if name in values]) for name in names})
+        names = sorted(set().union(*present))
+        result.append(
+            {name: _reduce_value(probe, name, [values[name] for values in present if name in values]) for name in names}
+        )
     return result
 
 
-def _one(probe: Probe, name: str, values: Sequence[float]) -> float:
+def _reduce_value(probe: Probe, name: str, values: Sequence[float]) -> float:
     reduction = reduction_of(probe, name)
     if reduction in ("max", "min"):
         values = [value for value in values if not math.isnan(value)] or [math.nan]

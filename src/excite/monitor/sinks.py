@@ -132,8 +132,8 @@ class MLflow:
 
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        metrics = [Metric(_PREFIX + _plain(name), _bounded(value), now, step) for name, value in values.items()]
+        timestamp = int(1000 * time.time())
+        metrics = [Metric(_PREFIX + _plain(name), _bounded(value), timestamp, step) for name, value in values.items()]
         for start in range(0, len(metrics), 1000):  # the server's limit
             self._client.log_batch(self._id, metrics[start : start + 1000])
 
@@ -144,8 +144,8 @@ class MLflow:
 
 
 def _plain(name: str) -> str:
-    probe, _, rest = name.partition("/")
-    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in f"{probe}/{rest.replace('/', '.')}")
+    probe, _, quantity = name.partition("/")
+    return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in f"{probe}/{quantity.replace('/', '.')}")
 
 
 def _bounded(value: float) -> float:
@@ -153,7 +153,7 @@ def _bounded(value: float) -> float:
     return math.copysign(1.7976931348623157e308, value) if math.isinf(value) else value
 
 
-_KINDS: dict[str, Callable[[], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+_BY_NAME: dict[str, Callable[[], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def make_sinks(sinks: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
@@ -164,20 +164,20 @@ def make_sinks(sinks: Sequence[str | Sink], folder: Path | None) -> list[Sink]:
     try:
         for destination in sinks:
             if isinstance(destination, str):
-                if destination not in _KINDS:
+                if destination not in _BY_NAME:
                     raise InputError(
-                        f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {destination!r}"
+                        f"sinks: expected {', '.join(_BY_NAME)} or an object with log and close; got {destination!r}"
                     )
                 made.append(
                     TensorBoard(folder and folder / "tensorboard")
                     if destination == "tensorboard"
-                    else _KINDS[destination]()
+                    else _BY_NAME[destination]()
                 )
             elif callable(getattr(destination, "log", None)) and callable(getattr(destination, "close", None)):
                 made.append(destination)
             else:
                 raise InputError(
-                    f"sinks: expected {', '.join(_KINDS)} or an object with log and close; got {destination!r}"
+                    f"sinks: expected {', '.join(_BY_NAME)} or an object with log and close; got {destination!r}"
                 )
     except BaseException:
         for sink in made:

@@ -94,7 +94,7 @@ class MetricWriter:
         if self.lost or self._queue:
             self.lost += self._size
             self._queue.clear()
-            _warn(f"{self.lost} measured values are lost: {self._where()} could not be written")
+            _warn(f"{self.lost} measured values are lost: {self._location()} could not be written")
         for sink in list(self.sinks):
             try:
                 sink.close()
@@ -141,7 +141,7 @@ class MetricWriter:
         self._size -= sum(len(values) for _, values in batch)
         if self._pause:
             missing = f"; {self.lost} values are lost" if self.lost else ", nothing is lost"
-            _warn(f"values are written to {self._where()} again{missing}")
+            _warn(f"values are written to {self._location()} again{missing}")
         self._pause = 0.0
 
     def _trim(self) -> None:
@@ -149,7 +149,7 @@ class MetricWriter:
             self.lost += len(self._queue[0][1])
             self._size -= len(self._queue.popleft()[1])
 
-    def _where(self) -> str:
+    def _location(self) -> str:
         return str(self.run.path) if self.run is not None else "the run"
 
     def _switch_off(self, sink: Sink, error: Exception) -> None:

@@ -177,7 +177,7 @@ class Consequences(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures angles and squares on the device; singular values follow in the background."""
-        values: dict[str, float | Tensor] = {**self._rotations(ctx, self._before.take()), **self._imbalances()}
+        values: dict[str, float | Tensor] = {**self._rotations(ctx, self._before.pop()), **self._imbalances()}
         grams = {path: gram for path, p in self._matrices.items() if (gram := self._gram(p.detach())) is not None}
         bounds = self._bounds(ctx)
         host = [value for value in values.values() if not isinstance(value, float)]
@@ -185,8 +185,10 @@ class Consequences(Probe):
 
         def compute() -> Values:
             fetched = iter(numbers.tolist())
-            found = {name: value if isinstance(value, float) else next(fetched) for name, value in values.items()}
-            return {**found, **self._ranks(grams, bounds)}
+            fetched_values = {
+                name: value if isinstance(value, float) else next(fetched) for name, value in values.items()
+            }
+            return {**fetched_values, **self._ranks(grams, bounds)}
 
         return Deferred(compute) if numbers.device.type != "cpu" else compute()
 
@@ -229,15 +231,15 @@ class Consequences(Probe):
     def _bounds(self, ctx: StepContext) -> dict[str, float]:
         if self.batch is None or ctx.optimizer is None:
             return {}
-        found: dict[str, float] = {}
+        bounds: dict[str, float] = {}
         for group in ctx.optimizer.param_groups:
             rate, decay = float(group["lr"]), float(group.get("weight_decay", 0.0))
             if "dampening" not in group or group["momentum"] or rate * decay <= 0:
                 continue
             members = {id(p) for p in group["params"]}
             bound = rank_bound(self.batch, rate, decay, self.epsilon)
-            found |= {path: bound for path, p in self._matrices.items() if id(p) in members}
-        return found
+            bounds |= {path: bound for path, p in self._matrices.items() if id(p) in members}
+        return bounds
 
     def _imbalances(self) -> Values:
         if self._laws is None:
@@ -278,14 +280,16 @@ def _settled(history: MetricSeries) -> list[Finding]:
     measured, expected = (binned_median(history[f"consequences/angle/{key}"])[1] for key in ("measured", "expected"))
     if not len(measured) or not len(expected):
         return []
-    now, at_equilibrium = float(measured[-1]), float(expected[-1])
-    times = now / at_equilibrium
-    how = (
+    current, at_equilibrium = float(measured[-1]), float(expected[-1])
+    times = current / at_equilibrium
+    compared = (
         "as learning rate and weight decay predict"
         if 1 / _NEAR < times < _NEAR
         else f"{number(times)} times what learning rate and weight decay lead to"
     )
-    return [Finding("note", f"Weights turn by {number(now)} radians per step, {how} ({number(at_equilibrium)}).")]
+    return [
+        Finding("note", f"Weights turn by {number(current)} radians per step, {compared} ({number(at_equilibrium)}).")
+    ]
 
 
 def _lazy(history: MetricSeries) -> list[Finding]:

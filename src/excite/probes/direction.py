@@ -87,7 +87,7 @@ class Direction(Probe):
     def __init__(self, schedule: Schedule | None = None, window: int = 100):
         super().__init__(Every(50) if schedule is None else schedule)
         self.window = check_count(window, "Direction: window")
-        self._kept: list[tuple[int, dict[str, Tensor]]] = []
+        self._snapshots: list[tuple[int, dict[str, Tensor]]] = []
         self._start: dict[str, Tensor] = {}
 
     def measure(self, ctx: StepContext) -> Values:
@@ -102,27 +102,27 @@ class Direction(Probe):
         self._start = self._start or {path: w.clone() for path, w in weights.items()}
         if self._start.keys() != weights.keys() or any(self._start[k].shape != w.shape for k, w in weights.items()):
             raise ModelError("direction: the parameters are not those of the start")
-        while len(self._kept) > 1 and self._kept[1][0] <= ctx.step - self.window:
-            self._kept.pop(0)
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= ctx.step - self.window:
+            self._snapshots.pop(0)
         values: dict[str, Tensor] = {
             "norm": norm,
             "total": _angle(list(weights.values()), list(self._start.values())),
             "smallest": torch.stack([w.abs().min().double() for w in weights.values()]).min() / norm,
         }
-        if self._kept and self._kept[0][0] <= ctx.step - self.window:
-            old = self._kept[0][1]
+        if self._snapshots and self._snapshots[0][0] <= ctx.step - self.window:
+            old = self._snapshots[0][1]
             values["angle"] = _angle(list(weights.values()), list(old.values()))
             values |= {
                 f"angle/{path}": _angle([w], [old[path]]) for path, w in weights.items() if bool(old[path].any())
             }
-        self._kept.append((ctx.step, {path: w.clone() for path, w in weights.items()}))
+        self._snapshots.append((ctx.step, {path: w.clone() for path, w in weights.items()}))
         return values
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        return {"start": self._start, "kept": {str(step): weights for step, weights in self._kept}}
+        return {"start": self._start, "kept": {str(step): weights for step, weights in self._snapshots}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         self._start = dict(state["start"])
-        self._kept = [(int(step), dict(weights)) for step, weights in state["kept"].items()]
+        self._snapshots = [(int(step), dict(weights)) for step, weights in state["kept"].items()]

@@ -14,7 +14,7 @@ from excite.probes.distance import LayerGroups, trainable_parameters
 from excite.probes.findings import Finding, MetricSeries, Panel, binned_median, first_nonfinite, number, rise, since
 
 _GREW = 0.9  # relative change of the norm above which there is a warning: ten times as large
-_SPREAD = 1e4  # between the largest and the smallest layer
+_MAX_RATIO = 1e4  # between the largest and the smallest layer
 _CLIP = "Clip gradients, or lower the learning rate."
 _VANISH = "Use normalization, residual connections or another initialization, so that these layers are trained."
 
@@ -136,7 +136,7 @@ class GradientNorm(Probe):
         if last:
             low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
             text = f"The norm of the gradient is {number(last[low])} in layer {low} and {number(last[high])} in layer {high}"
-            if last[high] > _SPREAD * last[low]:
+            if last[high] > _MAX_RATIO * last[low]:
                 result.append(Finding("warning", f"{text}: gradients vanish on their way to {low}.", _VANISH))
             elif len(last) > 1:
                 result.append(Finding("note", f"{text}, all others in between."))

@@ -30,7 +30,7 @@ class CaptureInputs(UnitMode):
     def __init__(self, names: Names, patches: Patches, seed: int, active: bool, counts: dict[str, int]):
         super().__init__(names)
         self.patches, self.seed, self.active, self.counts = patches, seed, active, counts
-        self.found: list[CapturedCall] = []
+        self.captured: list[CapturedCall] = []
 
     def visit(self, call: AffineCall) -> Tensor:
         """Runs an affine call, and records its inputs while active."""
@@ -47,11 +47,11 @@ class CaptureInputs(UnitMode):
                 # A copy: the model may change this tensor in place later.
                 inputs = replace(inputs, rows=inputs.rows.clone())
             number = len(self.judged) if self.active else -1
-            self.found.append(CapturedCall(call, x.shape, inputs, first, number))
+            self.captured.append(CapturedCall(call, x.shape, inputs, first, number))
         output = call.run(x)
         if self.active and x.is_floating_point():
             # Where no activation follows, the output's own sign counts; it may be changed in place as well.
-            self.found[-1].own = output > 0
+            self.captured[-1].own = output > 0
         return output
 
     def units(self, captured: CapturedCall) -> Tensor | None:
@@ -98,27 +98,27 @@ def inspect_layers(
         for batch in data:
             points += batch_size(batch)
             check_finite(batch)
-            here = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, own_copy(batch))
+            moved = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, own_copy(batch))
             mode = CaptureInputs(names, patches, seed, active, counts)
             try:
                 with mode:
-                    output = call(model, own_copy(here) if active else here)
+                    output = call(model, own_copy(moved) if active else moved)
             except ExciteError:
                 raise
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 shapes = ", ".join(str(tuple(t.shape)) for t in tensors(batch))
                 reason = str(error).split("\n")[0]
                 raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
-            counted = zero.of(here, output) if active else None
-            for layer_input in mode.found:
-                what = replace(layer_input.inputs, active=mode.units(layer_input))
+            counted = zero.of(moved, output) if active else None
+            for layer_input in mode.captured:
+                inputs = replace(layer_input.inputs, active=mode.units(layer_input))
                 if notes is not None and active and (before := mode.note(layer_input.number)):
                     notes[layer_input.call.name] = f"judged before {before}, which mixes units before their activation"
                 visit(
                     layer_input.call.name,
                     layer_input.call,
-                    what,
-                    counted(layer_input.call, layer_input.shape, what) if counted else None,
+                    inputs,
+                    counted(layer_input.call, layer_input.shape, inputs) if counted else None,
                 )
     if notes is not None:
         for name in zero.unknown:
@@ -140,8 +140,8 @@ class Batches:
     def __init__(self, data: Any, batch: int, inputs: Inputs | None = None):
         batch = check_count(batch, "batch")
         self._data, self._batch, self._inputs = data, batch, inputs
-        self.whole = isinstance(data, Tensor | tuple | dict)
-        if self.whole:
+        self.in_memory = isinstance(data, Tensor | tuple | dict)
+        if self.in_memory:
             sizes = {len(t) if t.dim() else 0 for t in tensors(data)}
             if 0 in sizes or len(sizes) > 1:
                 shapes = ", ".join(str(tuple(t.shape)) for t in tensors(data))
@@ -149,10 +149,10 @@ class Batches:
             self._size = sizes.pop()
         elif not isinstance(data, Iterable) or isinstance(data, str):
             raise InputError(f"expected a tensor, or a loader that yields batches; got {type(data).__name__}")
-        self.once = isinstance(data, Iterator)
+        self.single_pass = isinstance(data, Iterator)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.whole:
+        if self.in_memory:
             for start in range(0, self._size, self._batch):
                 rows = slice(start, start + self._batch)
                 yield tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf, self._data)  # noqa: B023

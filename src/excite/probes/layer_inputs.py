@@ -100,8 +100,8 @@ def linear_rows(call: AffineCall, x: Tensor) -> Tensor:
 def _places_of(
     items: int, places: tuple[int, ...], patches: int | None, first: int, seed: int, device: torch.device
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    # The same example is measured again and again: its places are kept, because to send them to a GPU waits for it.
-    find = _kept_index if patches is not None and not first else _index
+    # The same example is measured again and again: its places are cached, because to send them to a GPU waits for it.
+    find = _cached_index if patches is not None and not first else _index
     return find(items, places, patches, first, seed, device)
 
 
@@ -111,15 +111,15 @@ def _index(
     """The item of every row, and where the rows stand."""
     at = _places(items, math.prod(places), patches, first, seed)
     sample_index = torch.arange(items).repeat_interleave(at.shape[1])
-    where = map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))
-    return sample_index, tuple(i.to(device) for i in (sample_index, *where))
+    coordinates = map(torch.from_numpy, np.unravel_index(at.reshape(-1), places))
+    return sample_index, tuple(i.to(device) for i in (sample_index, *coordinates))
 
 
-_kept_index = lru_cache(maxsize=64)(_index)
+_cached_index = lru_cache(maxsize=64)(_index)
 
 
 def _places(items: int, places: int, patches: int | None, first: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """(items, n) places out of `places`: one at random in each of n equal stretches, every place as likely as another."""
+    """(items, n) places out of `places`: one at random in each of n equal intervals, every place as likely as another."""
     if patches is None or patches >= places:
         return np.broadcast_to(np.arange(places), (items, places))
     draw = np.arange(patches, dtype=np.uint64)
@@ -142,17 +142,17 @@ def _linear(call: AffineCall, x: Tensor, out: Tensor | None) -> tuple[Tensor, Te
     terms = call.terms(x)
     if terms is None:
         return x.reshape(-1, x.shape[-1] if x.dim() else 1), None
-    own, others, made = terms
-    summed = [a for a in own if a not in made]
-    retained = [a for a in own if a in made]
+    own, weight_letters, result_letters = terms
+    summed = [a for a in own if a not in result_letters]
+    retained = [a for a in own if a in result_letters]
     rows = x.permute([own.index(a) for a in retained + summed]).reshape(
         -1, math.prod(x.shape[own.index(a)] for a in summed)
     )
     # Where other factors share an axis that stays, what a unit sees depends on the place along it.
-    if out is None or out.dim() != len(made) or any(a in other for a in retained for other in others):
+    if out is None or out.dim() != len(result_letters) or any(a in other for a in retained for other in weight_letters):
         return rows, None
-    free = [a for a in made if a not in retained]
-    return rows, out.permute([made.index(a) for a in retained + free]).reshape(len(rows), -1)
+    free = [a for a in result_letters if a not in retained]
+    return rows, out.permute([result_letters.index(a) for a in retained + free]).reshape(len(rows), -1)
 
 
 def _windows(call: AffineCall, x: Tensor, kernel: torch.Size) -> Tensor:

@@ -73,10 +73,10 @@ def _loss(history: MetricSeries) -> list[Finding]:
         return [Finding("warning", f"The loss has risen from {number(up.before)} to {number(last)} since step {up.since:,}, "
                                   "above where it began: training diverges.",
                         "Lower the learning rate or the radius, or clip gradients.")]  # fmt: skip
-    spread, first = noise(values), float(history["loss/step"][1][0])
+    noise_level, first = noise(values), float(history["loss/step"][1][0])
     # The first bin hides a jump at the first steps, as of a training that diverges at once.
     jump = f" It jumped there from {number(first)} at the first step." if start > 10 * abs(first) else ""
-    if np.isfinite(spread) and abs(last - start) <= 3 * spread:
+    if np.isfinite(noise_level) and abs(last - start) <= 3 * noise_level:
         text = f"The loss did not change beyond its noise: {number(start)} at first, {number(last)} now.{jump}"
         return [Finding("note", text)]
     text = f"The loss went from {number(start)} to {number(last)}"

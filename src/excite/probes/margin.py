@@ -119,7 +119,7 @@ def _as_accurate(history: MetricSeries) -> int:
 def _margin(history: MetricSeries) -> list[Finding]:
     for key in ("margin/median", "margins/median"):
         for layer, series in history.of(key).items():
-            where = f" ({layer})" if layer else ""
+            of_layer = f" ({layer})" if layer else ""
             # Margins of a network that has not learned yet are large, or 0, for no good reason: they are no baseline.
             series = since_step(series, max(1, learned(history), _as_accurate(history)))
             down, up = fall(series), rise(series)
@@ -127,7 +127,7 @@ def _margin(history: MetricSeries) -> list[Finding]:
                 return [
                     Finding(
                         "warning",
-                        f"The median margin{where} fell from {number(down.before)} to {number(down.now)} {since(down)}: smaller changes of the input change decisions.",
+                        f"The median margin{of_layer} fell from {number(down.before)} to {number(down.now)} {since(down)}: smaller changes of the input change decisions.",
                         "Stop earlier, or train with perturbations.",
                     )
                 ]
@@ -135,7 +135,7 @@ def _margin(history: MetricSeries) -> list[Finding]:
                 return [
                     Finding(
                         "good",
-                        f"The median margin{where} grew from {number(up.before)} to {number(up.now)} {since(up)}.",
+                        f"The median margin{of_layer} grew from {number(up.before)} to {number(up.now)} {since(up)}.",
                     )
                 ]
     return []

@@ -12,7 +12,7 @@ from excite._core.compatibility import renamed_attribute, renamed_keywords
 from excite.errors import InputError
 
 _HALF = 0.5  # seconds of training until half of the advance of a `PaidSchedule` may be spent
-_STRETCHES = 40  # between measurements, over which a step's typical time is taken
+_INTERVALS = 40  # between measurements, over which a step's typical time is taken
 
 
 class Schedule(Protocol):
@@ -147,7 +147,7 @@ class Budget:
         new, seconds = steps - self._last[0], trained - self._last[1]
         self._last = (steps, trained)
         if new > 0 and seconds > 0:
-            self._taken = [*self._taken[-_STRETCHES:], (seconds / new, new)]
+            self._taken = [*self._taken[-_INTERVALS:], (seconds / new, new)]
         half, passed = sum(count for _, count in self._taken) / 2, 0
         for duration, count in sorted(self._taken):
             passed += count

@@ -74,13 +74,13 @@ class Spectrum:
         return len(self.values)
 
     def explained(self, k: int) -> Between:
-        """The share of the variance in the first k principal components; 0 if there is no variance."""
+        """The fraction of the variance in the first k principal components; 0 if there is no variance."""
         if self.total <= 0:
             return Between(0.0, 0.0)
         if k >= self.width:
             return Between(1.0, 1.0)
         first = float(self.values[:k].sum())
-        return Between(first / self.total, min(1.0, (first + min(k * self.slack, self._left)) / self.total))
+        return Between(first / self.total, min(1.0, (first + min(k * self.slack, self._remainder)) / self.total))
 
     @property
     def effective_rank(self) -> Between:
@@ -98,39 +98,39 @@ class Spectrum:
         if self.total <= 0:
             return Between(0.0, 0.0)
         low = self.values > self.tolerance * (self.values[0] + self.slack)
-        high = self.values + min(self.slack, self._left) > self.tolerance * self.values[0]
+        high = self.values + min(self.slack, self._remainder) > self.tolerance * self.values[0]
         return Between(float(low.sum()), float(high.sum()))
 
     @property
     def largest(self) -> Between:
         """The largest eigenvalue."""
-        return Between(float(self.values[0]), float(self.values[0]) + min(self.slack, self._left))
+        return Between(float(self.values[0]), float(self.values[0]) + min(self.slack, self._remainder))
 
     @property
     def smallest(self) -> Between:
         """The last one is raised by at most what is left over all that are tied with it."""
         last = float(self.values[-1])
         ties = int((self.values <= last).sum())
-        return Between(last, last + min(self.slack, self._left / ties))
+        return Between(last, last + min(self.slack, self._remainder / ties))
 
     @property
-    def _left(self) -> float:
+    def _remainder(self) -> float:
         return max(0.0, self.total - float(self.values.sum())) if self.slack else 0.0
 
     def _by(self, measure: Callable[[Array], float]) -> Between:
         if self.total <= 0:
             return Between(0.0, 0.0)
         low = measure((values := self._least_even()) / values.sum())
-        return Between(low, low if not self._left else measure((values := self._most_even()) / values.sum()))
+        return Between(low, low if not self._remainder else measure((values := self._most_even()) / values.sum()))
 
     def _least_even(self) -> Array:
         """The remainder goes to the largest first."""
-        raised = np.clip(self._left - self.slack * np.arange(self.width), 0.0, self.slack)
+        raised = np.clip(self._remainder - self.slack * np.arange(self.width), 0.0, self.slack)
         return np.asarray(self.values + raised)
 
     def _most_even(self) -> Array:
         """The remainder raises the smallest first, to a common level, none by more than the slack."""
-        if not self._left:
+        if not self._remainder:
             return self.values
         low, high = 0.0, float(self.values[0]) + self.slack
         for _ in range(100):

@@ -48,7 +48,7 @@ class StepCopy:
             self._copy()
         self._due, self._begun = due, False
 
-    def take(self) -> dict[str, Tensor]:
+    def pop(self) -> dict[str, Tensor]:
         """The copies by path, which are given away; none if the step was not announced."""
         copies, self._copies = self._copies, {}
         return copies
@@ -124,7 +124,7 @@ class UpdateRatio(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Values:
         """Measures the change of each layer in the step, relative to its weights."""
-        before = self._before.take()
+        before = self._before.pop()
         current = {path: p.detach() for path, p in self._parameters.items() if path in before}
         if not current:
             return {}

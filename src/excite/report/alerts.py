@@ -45,14 +45,14 @@ class AlertGroup:
         """One line, with what layers do where `roles` says so."""
         label = panel_of(self.key)[1]
         layers = [with_role(name.removeprefix(f"{self.key}/"), roles) for name in self.names if name != self.key]
-        what = label[0].upper() + label[1:]
-        said = _TEXTS.get(self.rule, f"{self.rule}: {{what}}").format(what=what)
+        subject = label[0].upper() + label[1:]
+        sentence = _TEXTS.get(self.rule, f"{self.rule}: {{what}}").format(what=subject)
         if layers:
             more = f" and {len(layers) - MAX_NAMED} more" if len(layers) > MAX_NAMED else ""
             count = f" in {len(layers)} layers" if len(layers) > 1 else " in layer"
-            said += f"{count}{':' if len(layers) > 1 else ''} {', '.join(layers[:MAX_NAMED])}{more}"
+            sentence += f"{count}{':' if len(layers) > 1 else ''} {', '.join(layers[:MAX_NAMED])}{more}"
         first, last = min(self.steps), max(self.steps)
-        return f"{said} ({f'steps {first:,} to {last:,}' if last > first else f'step {first:,}'})."
+        return f"{sentence} ({f'steps {first:,} to {last:,}' if last > first else f'step {first:,}'})."
 
     def finding(self, roles: Mapping[str, str] | None = None) -> Finding:
         """The line as a finding, with what to do; `roles` says what layers do, by name."""

@@ -48,14 +48,14 @@ class MetricHistory:
         return {self._call(layer): self[f"{key}/{layer}"] for layer in in_order(result, self.order)}
 
     def _call(self, layer: str) -> str:
-        (first, _, rest), (head, _, last) = layer.partition("/"), layer.rpartition("/")
-        called = with_role(layer, self._roles)
-        if called == layer and rest in self._roles:  # such as update/LAYER
-            called = f"{first}/{with_role(rest, self._roles)}"
-        elif called == layer and head in self._roles:  # such as LAYER/UNIT
-            called = f"{with_role(head, self._roles)}/{last}"
-        self._called[called] = layer
-        return called
+        (first, _, inner), (head, _, last) = layer.partition("/"), layer.rpartition("/")
+        described = with_role(layer, self._roles)
+        if described == layer and inner in self._roles:  # such as update/LAYER
+            described = f"{first}/{with_role(inner, self._roles)}"
+        elif described == layer and head in self._roles:  # such as LAYER/UNIT
+            described = f"{with_role(head, self._roles)}/{last}"
+        self._called[described] = layer
+        return described
 
     def of(self, key: str) -> dict[str, Series]:
         """The same, with `key` itself as the layer ""."""

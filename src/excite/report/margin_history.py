@@ -38,31 +38,31 @@ def margin_history(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     """
     result = []
     for i, run in enumerate(runs):
-        there = set(run.follower.names())
-        names = {split: name for split, name in METRICS.items() if name in there}
+        available = set(run.metrics_reader.names())
+        names = {split: name for split, name in METRICS.items() if name in available}
         if names.keys() & {"train", "test"}:
-            result.append({"run": i, **_split(run.follower, names, there)})
+            result.append({"run": i, **_split(run.metrics_reader, names, available)})
     return result
 
 
-def _split(follower: MetricsReader, names: Mapping[str, str], there: Collection[str]) -> dict[str, Any]:
+def _split(metrics_reader: MetricsReader, names: Mapping[str, str], available: Collection[str]) -> dict[str, Any]:
     counts = [_COUNT.format(part=data_split) for data_split in ("train", "test") if data_split in names]
-    known = [name for name in counts if name in there]
-    if not known or follower.binned(known[0], _POINTS // 2 - 1, None, None) is not None:
-        return {data_split: _curve(follower, name) for data_split, name in names.items()}
+    known = [name for name in counts if name in available]
+    if not known or metrics_reader.binned(known[0], _POINTS // 2 - 1, None, None) is not None:
+        return {data_split: _curve(metrics_reader, name) for data_split, name in names.items()}
     sizes: dict[int, int] = {}  # points per part, the smaller of both, by step
     for name in known:
-        for step, count in zip(*follower.series(name)):
+        for step, count in zip(*metrics_reader.series(name)):
             if np.isfinite(count):
                 sizes[int(step)] = min(int(count), sizes.get(int(step), int(count)))
     if not sizes:
-        return {data_split: _curve(follower, name) for data_split, name in names.items()}
+        return {data_split: _curve(metrics_reader, name) for data_split, name in names.items()}
     usual = sizes[min(sizes)]
     other = {step: count for step, count in sorted(sizes.items()) if count != usual}
     curves: dict[str, Any] = {}
     apart: dict[int, dict[str, Any]] = {step: {"step": step, "points": count} for step, count in other.items()}
     for data_split, name in names.items():
-        steps, values = follower.series(name)
+        steps, values = metrics_reader.series(name)
         for step, value in zip(steps, values):
             if int(step) in apart:
                 apart[int(step)][data_split] = float(value) if np.isfinite(value) else None
@@ -71,9 +71,9 @@ def _split(follower: MetricsReader, names: Mapping[str, str], there: Collection[
     return {**curves, "points": usual, "apart": list(apart.values())[-_APART:]}
 
 
-def _curve(follower: MetricsReader, name: str) -> dict[str, list[Any]]:
-    binned = follower.binned(name, _POINTS // 2 - 1, None, None)
-    return _listed(*(follower.series(name) if binned is None else between(*binned)))
+def _curve(metrics_reader: MetricsReader, name: str) -> dict[str, list[Any]]:
+    binned = metrics_reader.binned(name, _POINTS // 2 - 1, None, None)
+    return _listed(*(metrics_reader.series(name) if binned is None else between(*binned)))
 
 
 def _listed(steps: Any, values: Any) -> dict[str, list[Any]]:

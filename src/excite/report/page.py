@@ -61,10 +61,11 @@ class Report:
         worst = None
         if len(self.variants) == 1 and len(self.variants[0].runs) == 1:
             (run,) = self.variants[0].runs
-            with closing(MetricsReader(run.path)) as follower:
-                follower.refresh()
+            with closing(MetricsReader(run.path)) as metrics_reader:
+                metrics_reader.refresh()
                 worst = next(
-                    iter(run_findings(RunView(follower, "", 0, order=tuple(run.layers()), roles=run.roles()))), None
+                    iter(run_findings(RunView(metrics_reader, "", 0, order=tuple(run.layers()), roles=run.roles()))),
+                    None,
                 )
         line, outcomes = first_line(self.variants, overviews(self.variants), worst)
         return to_json(line, outcomes, self.variants)
@@ -128,7 +129,7 @@ def _render(report: Report, title: str) -> str:
     ]
     try:
         for selected in shown:
-            selected.follower.refresh()
+            selected.metrics_reader.refresh()
         panels = describe(shown)
         if not all(selected.first for selected in shown):
             for panel in panels:
@@ -136,7 +137,7 @@ def _render(report: Report, title: str) -> str:
                     panel["about"] += " Layers are those of the first run of each way of training."
         keys = {quantity["key"] for panel in panels for quantity in panel["quantities"]}
         runs = [{"label": selected.label, "group": selected.group} for selected in shown]
-        named = [replace(selected, label=selected.follower.path.name) for selected in shown]
+        named = [replace(selected, label=selected.metrics_reader.path.name) for selected in shown]
         data = draw(shown, keys, FROZEN_POINTS, budget=FROZEN_BUDGET)
         frozen = {
             "runs": runs,
@@ -147,7 +148,7 @@ def _render(report: Report, title: str) -> str:
         }
     finally:
         for selected in shown:
-            selected.follower.close()
+            selected.metrics_reader.close()
     return render(
         "report.html.j2",
         title=title,

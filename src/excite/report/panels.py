@@ -82,8 +82,8 @@ class PanelView:
 
 def split(name: str) -> tuple[str, str, str]:
     """(probe, quantity, layer) of a metric's name; missing ones are empty."""
-    probe, _, rest = name.partition("/")
-    quantity, _, layer = rest.partition("/")
+    probe, _, quantity_and_layer = name.partition("/")
+    quantity, _, layer = quantity_and_layer.partition("/")
     return probe, quantity, layer
 
 
@@ -122,8 +122,8 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
     return [_panel(chosen[i], result[i], order) for i in ids]
 
 
-def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: str = "") -> tuple[set[str], int]:
-    """At most `limit` of the metrics whose name contains `part`, and how many are left out.
+def select(names: Iterable[str], limit: int, order: Sequence[str] = (), contains: str = "") -> tuple[set[str], int]:
+    """At most `limit` of the metrics whose name contains `contains`, and how many are left out.
 
     Panels that Excite knows come first, then at most 100 others. Every quantity gets an equal share of what its probe may
     show; the whole network and layers that are executed early come first. Metrics that no panel draws count for nothing.
@@ -132,34 +132,34 @@ def select(names: Iterable[str], limit: int, order: Sequence[str] = (), part: st
     for name in names:
         probe, quantity, _ = split(name)
         key = f"{probe}/{quantity}" if quantity else probe
-        if key not in _HIDDEN and probe != ALERT and part in name:
+        if key not in _HIDDEN and probe != ALERT and contains in name:
             groups.setdefault(key, []).append(name)
     total = sum(map(len, groups.values()))
     if total <= limit and len(groups) <= _MAX_OTHERS:
         return {name for group in groups.values() for name in group}, 0
     places = {layer: i for i, layer in enumerate(order)}
 
-    def place(name: str) -> tuple[bool, int, int, str]:
+    def execution_order(name: str) -> tuple[bool, int, int, str]:
         layer = split(name)[2]
         at = places.get(layer, places.get(layer.partition("/")[0], len(places)))  # a head is where its layer is
         return layer != WHOLE, at, len(layer), layer  # layer2 before layer10
 
-    def owner(key: str) -> str:
+    def probe_of(key: str) -> str:
         probe, quantity, _ = split(key)
         return probe if quantity or probe in _BY_PROBE else WHOLE  # logged values are one panel
 
     def foreign(key: str) -> tuple[bool, int, str]:
-        probe = owner(key)
+        probe = probe_of(key)
         return probe not in _BY_PROBE, len(probe), probe
 
-    others = list(dict.fromkeys(owner(key) for key in sorted(groups, key=foreign) if foreign(key)[0]))
+    others = list(dict.fromkeys(probe_of(key) for key in sorted(groups, key=foreign) if foreign(key)[0]))
     shown = {*_BY_PROBE, *others[:_MAX_OTHERS]}
-    keys = sorted((key for key in groups if owner(key) in shown), key=lambda key: (foreign(key)[0], len(key), key))
+    keys = sorted((key for key in groups if probe_of(key) in shown), key=lambda key: (foreign(key)[0], len(key), key))
     chosen: set[str] = set()
-    for i, key in enumerate(sorted(keys[:limit], key=lambda key: len(groups[key]))):  # small ones leave room for others
+    for i, key in enumerate(sorted(keys[:limit], key=lambda key: len(groups[key]))):  # small ones leave more for others
         fraction = (limit - len(chosen)) // (min(len(keys), limit) - i)
         group = groups[key]
-        chosen.update(group if len(group) <= fraction else heapq.nsmallest(fraction, group, place))
+        chosen.update(group if len(group) <= fraction else heapq.nsmallest(fraction, group, execution_order))
     return chosen, total - len(chosen)
 
 
@@ -168,7 +168,7 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
     wanted = list(labels)
     counts = Counter(split(key)[1] for key in keys)
 
-    def place(key: str) -> tuple[int, int, list[tuple[int, str]]]:
+    def sort_key(key: str) -> tuple[int, int, list[tuple[int, str]]]:
         probe, quantity, _ = split(key)
         return (
             wanted.index(quantity) if quantity in wanted else len(wanted) + (key == "epoch"),  # what a menu shows last
@@ -177,7 +177,7 @@ def _panel(panel: Panel, keys: dict[str, set[str]], order: Sequence[str]) -> Pan
         )
 
     quantities = []
-    for key in sorted(keys, key=place):
+    for key in sorted(keys, key=sort_key):
         probe, quantity, _ = split(key)
         name = labels.get(quantity, quantity or probe)
         # Two probes of one panel may call different things the same.
@@ -193,11 +193,11 @@ def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...
         order = PARTS
     places = {name: i for i, name in enumerate(order)}
 
-    def place(panel: str) -> tuple[bool, int, list[tuple[int, str]]]:
+    def sort_key(panel: str) -> tuple[bool, int, list[tuple[int, str]]]:
         at = places.get(panel, places.get(panel.partition("/")[0], len(places)))  # a head is where its layer is
         return panel != WHOLE, at, natural(panel)
 
-    return tuple(sorted(result, key=place))
+    return tuple(sorted(result, key=sort_key))
 
 
 def natural(text: str) -> list[tuple[int, str]]:

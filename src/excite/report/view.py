@@ -29,7 +29,7 @@ MAX_METRICS = 2000  # on a live page; the others are found by a part of their na
 class RunView:
     """One run on a page. Runs of one `group` have one colour; quantities by layer are shown for the `first` of a group."""
 
-    follower: MetricsReader
+    metrics_reader: MetricsReader
     label: str
     group: int
     first: bool = True
@@ -37,9 +37,9 @@ class RunView:
     roles: Mapping[str, str] = field(default_factory=dict)  # of layers, heads and laws, by name
 
 
-def select(runs: Sequence[RunView], limit: int, part: str = "") -> tuple[set[str], int]:
-    """At most `limit` metrics of these runs whose name contains `part`, and how many are left out."""
-    return select_names(_names(runs), limit, _order(runs), part)
+def select(runs: Sequence[RunView], limit: int, contains: str = "") -> tuple[set[str], int]:
+    """At most `limit` metrics of these runs whose name contains `contains`, and how many are left out."""
+    return select_names(_names(runs), limit, _order(runs), contains)
 
 
 def describe(runs: Sequence[RunView], names: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def describe(runs: Sequence[RunView], names: Collection[str] | None = None) -> l
 
 
 def _names(runs: Sequence[RunView]) -> set[str]:
-    return {name for run in runs for name in run.follower.names()}
+    return {name for run in runs for name in run.metrics_reader.names()}
 
 
 def _described(panel: PanelView, roles: Mapping[str, str]) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def _described(panel: PanelView, roles: Mapping[str, str]) -> dict[str, Any]:
 
 def _role(layer: str, roles: Mapping[str, str]) -> str:
     """What a layer does; of a layer behind a quantity, as in the recorder's update/LAYER, both."""
-    first, _, rest = layer.partition("/")
-    return roles.get(layer) or (f"{first}, {roles[rest]}" if rest in roles else "")
+    first, _, inner = layer.partition("/")
+    return roles.get(layer) or (f"{first}, {roles[inner]}" if inner in roles else "")
 
 
 def draw(
@@ -86,12 +86,12 @@ def draw(
 
     `rough`: at once, from a few values of every series that was not read before. `names`: only of these metrics.
     """
-    there = [set(run.follower.names()) for run in runs]
+    names_by_run = [set(run.metrics_reader.names()) for run in runs]
     result: dict[str, Any] = {}
-    for panel in make_panels(set().union(*there) if names is None else names, _order(runs)):
+    for panel in make_panels(set().union(*names_by_run) if names is None else names, _order(runs)):
         for quantity in panel.quantities:
             if quantity.key in keys:
-                chosen = _Chosen(runs, there, panel, quantity, points, low, high, rough, budget)
+                chosen = _Chosen(runs, names_by_run, panel, quantity, points, low, high, rough, budget)
                 result[quantity.key] = {"curves": chosen.curves(), "maps": chosen.maps()}
     return result
 
@@ -118,9 +118,9 @@ class _Chosen:
                 every, means = self._series(run, layer)
                 curve: dict[str, Any] = {"run": i, "layer": layer}
                 if self.panel.panel.id == "losses":
-                    curve["raw"] = _listed(extremes(*every, self._most))
+                    curve["raw"] = _listed(extremes(*every, self._max_points))
                     every = means[0], _smooth(means[1])
-                result.append(curve | _listed(extremes(*every, self._most)))
+                result.append(curve | _listed(extremes(*every, self._max_points)))
         return result
 
     def maps(self) -> list[dict[str, Any]]:
@@ -136,12 +136,12 @@ class _Chosen:
         return result
 
     def _layers(self, i: int, run: RunView) -> list[str]:
-        there = self.names[i]
+        available = self.names[i]
         layers = self.quantity.layers if run.first else (WHOLE,)
-        return [layer for layer in layers if self.quantity.metric(layer) in there]
+        return [layer for layer in layers if self.quantity.metric(layer) in available]
 
     @cached_property
-    def _most(self) -> int:
+    def _max_points(self) -> int:
         """Points of one curve."""
         count = sum(len(self._layers(i, run)) for i, run in enumerate(self.runs))
         return max(40, min(self.points, self.budget // max(count, 1)))
@@ -153,21 +153,23 @@ class _Chosen:
         """
         key = (run.label, layer)
         if key not in self.read:
-            self.read[key] = self._from(run.follower, self.quantity.metric(layer))
+            self.read[key] = self._from(run.metrics_reader, self.quantity.metric(layer))
         return self.read[key]
 
-    def _from(self, follower: MetricsReader, name: str) -> tuple[Series, Series]:
+    def _from(self, metrics_reader: MetricsReader, name: str) -> tuple[Series, Series]:
         if self.rough:
             result = within(
-                *follower.subsample(name, max(60, min(1000, 4000 // len(self.quantity.layers)))), self.low, self.high
+                *metrics_reader.subsample(name, max(60, min(1000, 4000 // len(self.quantity.layers)))),
+                self.low,
+                self.high,
             )
             return result, result
-        stretches = follower.binned(name, self._most // 2 - 1, self.low, self.high)
-        if stretches is None:
-            result = within(*follower.series(name), self.low, self.high)
+        bins = metrics_reader.binned(name, self._max_points // 2 - 1, self.low, self.high)
+        if bins is None:
+            result = within(*metrics_reader.series(name), self.low, self.high)
             return result, result
-        first, _, _, means, _ = stretches
-        return between(*stretches), (first, means)
+        first, _, _, means, _ = bins
+        return between(*bins), (first, means)
 
 
 def _listed(series: Series) -> dict[str, list[Any]]:
@@ -202,12 +204,12 @@ def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
     Alerts come first, one line per rule and quantity. Where a finding warns of the same panel, it stands in their place. Other
     warnings follow, then what went well, then notes.
     """
-    names: Collection[str] = run.follower.names()
-    raised = [group.finding(run.roles) for group in grouped(names, run.follower.series)]
+    names: Collection[str] = run.metrics_reader.names()
+    raised = [group.finding(run.roles) for group in grouped(names, run.metrics_reader.series)]
     count, left_out = len(names), 0
     if limit is not None and count > limit:
         names, left_out = select_names(names, limit, run.order)
-    stated = history_findings(MetricHistory(sorted(names), run.follower.series, run.order, run.roles))
+    stated = history_findings(MetricHistory(sorted(names), run.metrics_reader.series, run.order, run.roles))
     if left_out:
         stated.append(
             Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")

@@ -61,10 +61,10 @@ class Copy:
 
     def _fetch(self, name: str, path: Path) -> bool:
         if name != _DATABASE:
-            return self.store.fetch(self._there(name), path)
+            return self.store.fetch(self._remote_name(name), path)
         temporary = path.with_name(f"{TEMPORARY}{name}")
         try:
-            if not self.store.fetch(self._there(name), temporary):
+            if not self.store.fetch(self._remote_name(name), temporary):
                 return False
             for suffix in ("-wal", "-shm"):  # of the database that was here before
                 path.with_name(name + suffix).unlink(missing_ok=True)
@@ -88,16 +88,16 @@ class Copy:
             path = self.folder / name
             if name == _DATABASE:
                 with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self.folder) as folder:
-                    self.store.put(_snapshot(path, Path(folder) / name), self._there(name))
+                    self.store.put(_snapshot(path, Path(folder) / name), self._remote_name(name))
             elif path.exists():
-                self.store.put(path, self._there(name))
+                self.store.put(path, self._remote_name(name))
             self._sent[name] = stamps[name]
         for name in self.store.list(self.name):
             if name not in stamps:
-                self.store.remove(self._there(name))
+                self.store.remove(self._remote_name(name))
                 self._sent.pop(name, None)
 
-    def _there(self, name: str) -> str:
+    def _remote_name(self, name: str) -> str:
         return f"{self.name}/{name}" if self.name else name
 
     def stamps(self) -> dict[str, Stamp]:
@@ -128,14 +128,16 @@ def local_copy(url: str, *, checkpoints: bool = False) -> Path:
     if not remote_files:
         raise RunError(f"there is nothing at {url}")
     runs = [name.removesuffix("run.json").rstrip("/") for name in remote_files if name.split("/")[-1] == "run.json"]
-    left = dict(remote_files)
+    loose_files = dict(remote_files)
     for run in runs:
         start = f"{run}/" if run else ""
         inside = {
-            name.removeprefix(start): left.pop(name) for name in remote_files if name.startswith(start) and name in left
+            name.removeprefix(start): loose_files.pop(name)
+            for name in remote_files
+            if name.startswith(start) and name in loose_files
         }
         Copy(store, run, folder / run).fetch(inside, checkpoints=checkpoints)
-    for name in left:
+    for name in loose_files:
         if name.endswith((".json", ".md", ".log")):
             store.fetch(name, folder / name)
     return folder

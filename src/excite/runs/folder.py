@@ -87,7 +87,7 @@ def check_marker(run: Path) -> Status:
 def new_marker(status: Status, reason: str | None = None) -> dict[str, Any]:
     """Returns the content of run.json."""
     marker = {"format": FORMAT, "version": VERSION, "status": status, "reason": reason}
-    return {**marker, "created": now(), "changed": now()}
+    return {**marker, "created": timestamp(), "changed": timestamp()}
 
 
 def check_folder_name(path: str | os.PathLike[str]) -> Path:
@@ -138,6 +138,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return value
 
 
-def now() -> str:
+def timestamp() -> str:
     """Returns the time in UTC, as run.json holds it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

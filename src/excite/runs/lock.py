@@ -73,7 +73,7 @@ class Lock:
             self._descriptor = None
 
 
-def held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Returns whether a running process holds the lock at `path`."""
     try:
         descriptor = open_regular(path, path.parent)

@@ -39,7 +39,7 @@ CREATE TABLE metrics (
 
 _INSERT = "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)"
 _BRIEFLY = 0.5  # seconds to wait for a locked database where values can wait in memory instead
-_PAUSE, _LONGEST = 2.0, 60.0  # seconds before the next try, doubled each time
+_PAUSE, _MAX_PAUSE = 2.0, 60.0  # seconds before the next try, doubled each time
 _MAX_WAITING = 200_000  # values kept in memory meanwhile
 _COUNT = "UPDATE commits SET count = count + 1"
 _THIN = """
@@ -68,7 +68,7 @@ class MetricsTable:
         self._buffer: dict[tuple[str, int], tuple[float, float]] = {}
         self._flushed = time.monotonic()
         self._lock = threading.RLock()
-        self._pause, self._again, self._lost = 0.0, 0.0, 0  # while the database is locked
+        self._pause, self._retry_at, self._dropped = 0.0, 0.0, 0  # while the database is locked
         self._patient = False  # inside `patience`
         self._connection: sqlite3.Connection | None = None
         if mode != "x" and not path.is_file():
@@ -101,9 +101,9 @@ class MetricsTable:
             raise RunError(f"{self.path} is damaged ({str(answer).splitlines()[-1]}): {self._remedy()}")
 
     def _pragma(self, name: str) -> Any:
-        return self._open().execute(f"PRAGMA {name}").fetchone()[0]
+        return self._require_open().execute(f"PRAGMA {name}").fetchone()[0]
 
-    def _open(self) -> sqlite3.Connection:
+    def _require_open(self) -> sqlite3.Connection:
         if self._connection is None:
             raise RunError(f"{self.path.parent} is closed: open the run again")
         return self._connection
@@ -130,7 +130,7 @@ class MetricsTable:
         number = check_step(step)
         checked = {(name, number): (value, now) for name, value in check_metrics(values)}
         with self._lock:
-            self._open()
+            self._require_open()
             self._buffer.update(checked)
             if len(self._buffer) >= _FLUSH_COUNT or time.monotonic() - self._flushed > _FLUSH_SECONDS:
                 if self._patient:
@@ -145,7 +145,7 @@ class MetricsTable:
             (name, check_step(step)): (value, now) for step, values in rows for name, value in check_metrics(values)
         }
         with self._lock:
-            self._open()
+            self._require_open()
             before = self._buffer
             self._buffer = before | checked
             try:
@@ -156,17 +156,17 @@ class MetricsTable:
 
     def _flush_if_free(self) -> None:
         """Write what is buffered; while another process holds the database, it waits in memory."""
-        if time.monotonic() < self._again:
+        if time.monotonic() < self._retry_at:
             return
         try:
             with self.patience(_BRIEFLY):
                 self.flush()
         except Busy as error:
-            first, self._pause = not self._pause, min(2 * self._pause or _PAUSE, _LONGEST)
-            self._again = time.monotonic() + self._pause
+            first, self._pause = not self._pause, min(2 * self._pause or _PAUSE, _MAX_PAUSE)
+            self._retry_at = time.monotonic() + self._pause
             while len(self._buffer) > _MAX_WAITING:
                 self._buffer.pop(next(iter(self._buffer)))
-                self._lost += 1
+                self._dropped += 1
             if first:
                 warnings.warn(f"metrics wait in memory for now, training continues: {error}", stacklevel=4)
 
@@ -183,17 +183,17 @@ class MetricsTable:
             except _REFUSED:
                 refused = self._insert_each(rows)
             self._buffer.clear()
-            waited, num_lost = self._pause, self._lost
-            self._pause, self._again, self._lost = 0.0, 0.0, 0
+            waited, num_dropped = self._pause, self._dropped
+            self._pause, self._retry_at, self._dropped = 0.0, 0.0, 0
         if waited:
-            missing = f"; {num_lost} values are lost" if num_lost else ", nothing is lost"
+            missing = f"; {num_dropped} values are lost" if num_dropped else ", nothing is lost"
             warnings.warn(f"metrics are written to {self.path} again{missing}", stacklevel=3)
         if refused:
             more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
             warnings.warn(f"{self.path} cannot hold {refused[0]}{more}: dropped, the rest is stored", stacklevel=3)
 
     def _insert(self, rows: list[_Row]) -> None:
-        with self._open() as connection:
+        with self._require_open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, rows)
             connection.execute(_COUNT)
@@ -201,7 +201,7 @@ class MetricsTable:
     def _insert_each(self, rows: list[_Row]) -> list[str]:
         """One by one, in one transaction; returns the rows that SQLite refuses, the others are stored."""
         refused: list[str] = []
-        with self._open() as connection:
+        with self._require_open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             for row in rows:
                 try:
@@ -229,7 +229,7 @@ class MetricsTable:
         """Drop everything after `step`."""
         with self._guard():
             self._buffer = {key: value for key, value in self._buffer.items() if key[1] <= step}
-            with self._open() as connection:
+            with self._require_open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM metrics WHERE step > ?", (min(step, MAX_STEP),))
                 connection.execute(_COUNT)
@@ -238,12 +238,12 @@ class MetricsTable:
         """Of the steps before `before`, keep the first one of every `every` that each metric has; returns how many go."""
         with self._guard():
             self.flush()
-            with self._open() as connection:
+            with self._require_open() as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 removed = connection.execute(_THIN, {"before": before, "every": every}).rowcount
                 connection.execute(_COUNT)
             with suppress(sqlite3.OperationalError):  # readers are in the way: the file stays as large as it was
-                self._open().execute("VACUUM")
+                self._require_open().execute("VACUUM")
             return int(removed)
 
     @property
@@ -252,21 +252,21 @@ class MetricsTable:
         with self._guard():
             if not self._counts():
                 return 0
-            return int(self._open().execute("SELECT max(count) FROM commits").fetchone()[0] or 0)
+            return int(self._require_open().execute("SELECT max(count) FROM commits").fetchone()[0] or 0)
 
     def _counts(self) -> bool:
         """Whether commits are counted: a database of an older Excite has no table for that yet."""
-        return self._open().execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
+        return self._require_open().execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
 
     def set_commits(self, count: int) -> None:
         """Sets the number of commits."""
         with self._guard():
-            self._open().execute("UPDATE commits SET count = ?", (count,))
+            self._require_open().execute("UPDATE commits SET count = ?", (count,))
 
     def last_step(self) -> int | None:
         """The last step at which anything was measured."""
         with self._guard():
-            step = self._open().execute("SELECT max(step) FROM metrics").fetchone()[0]
+            step = self._require_open().execute("SELECT max(step) FROM metrics").fetchone()[0]
             return None if step is None else int(step)
 
     def rows(self) -> list[tuple[int, str, float | None]]:
@@ -286,7 +286,7 @@ class MetricsTable:
         with self._guard():
             if self._buffer:
                 self.flush()
-            return self._open().execute(text, values).fetchall()
+            return self._require_open().execute(text, values).fetchall()
 
     def close(self) -> None:
         """Writes buffered values and closes the database."""

@@ -20,7 +20,7 @@ from excite.runs import checkpoints
 from excite.runs.checkpoints import Checkpoint
 from excite.runs.checks import MAX_STEP, NewerVersion
 from excite.runs.folder import check_folder_name, check_marker, new_marker, start_metrics
-from excite.runs.lock import Lock, held
+from excite.runs.lock import Lock, is_held
 from excite.runs.metrics import MetricsTable, _read_only
 
 BACKUP = ".before-repair"  # hidden: copies to a store leave it out
@@ -122,7 +122,7 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False) -> Repair:
 @contextmanager
 def _alone(run: Path, dry_run: bool) -> Iterator[None]:
     if dry_run:
-        if (run / "lock").exists() and held(run / "lock"):
+        if (run / "lock").exists() and is_held(run / "lock"):
             raise RunError(f"another process is writing to {run}: wait for it, or stop it")
         yield
         return

@@ -158,11 +158,11 @@ def piecewise_linear(model: nn.Module, x: Tensor) -> PiecewiseLinear:
 
 
 class _Cut(TorchFunctionMode):
-    """Replaces the output of every ReLU by a leaf: its own value, or a given one."""
+    """Replaces the output of every ReLU by a leaf: its own value, or the one in `replacements`."""
 
-    def __init__(self, passed: Sequence[Tensor] | None):
+    def __init__(self, replacements: Sequence[Tensor] | None):
         super().__init__()
-        self.given = passed
+        self.replacements = replacements
         self.slopes: list[Slopes] = [(1.0, 1.0)]
         self.before: list[Tensor] = []  # inputs of the ReLUs
         self.leaves: list[Tensor] = []
@@ -176,10 +176,10 @@ class _Cut(TorchFunctionMode):
         at = len(self.before)
         self.before.append(z.clone())  # it may be changed in place
         self.slopes.append((left, 1.0))
-        if self.given is None:
+        if self.replacements is None:
             leaf = torch.where(z > 0, z, left * z).detach()
-        elif at < len(self.given) and self.given[at].shape == z.shape:
-            leaf = self.given[at].clone()
+        elif at < len(self.replacements) and self.replacements[at].shape == z.shape:
+            leaf = self.replacements[at].clone()
         else:
             raise ModelError("the module does not make the same calls for all values of its signals")
         leaf = leaf.requires_grad_()

@@ -30,7 +30,7 @@ def test_a_model_computes_with_other_weights_for_a_while():
     others = {path: torch.randn_like(p) for path, p in own.items()}
     expected = torch.func.functional_call(model, others, (ids,))
     weights = OtherWeights(model, own)
-    with weights.held(others):
+    with weights.swapped_in(others):
         assert torch.equal(model(ids), expected)
         assert model.out.weight is model.embed.weight is others["embed.weight"]
     assert all(own[path] is p for path, p in model.named_parameters())
@@ -39,8 +39,8 @@ def test_a_model_computes_with_other_weights_for_a_while():
 def test_after_an_error_the_model_has_its_own_weights():
     model = nn.Linear(2, 2)
     own = dict(model.named_parameters())
-    with pytest.raises(RuntimeError), OtherWeights(model, own).held({path: torch.zeros(1) for path in own}):
+    with pytest.raises(RuntimeError), OtherWeights(model, own).swapped_in({path: torch.zeros(1) for path in own}):
         model(torch.randn(1, 2))
-    with pytest.raises(KeyError), OtherWeights(model, own).held({"weight": torch.zeros(2, 2)}):
+    with pytest.raises(KeyError), OtherWeights(model, own).swapped_in({"weight": torch.zeros(2, 2)}):
         pass
     assert all(own[path] is p for path, p in model.named_parameters())

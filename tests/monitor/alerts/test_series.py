@@ -3,7 +3,7 @@
 import math
 
 from excite.monitor.alerts import Series
-from excite.monitor.alerts.series import _KEPT
+from excite.monitor.alerts.series import _MAX_VALUES
 
 
 def series_of(values):
@@ -21,9 +21,9 @@ def test_windows_and_newest_values():
 
 
 def test_the_largest_value_is_finite_and_outlasts_the_window():
-    series = series_of([7.0, math.inf, math.nan, *[1.0] * _KEPT])
+    series = series_of([7.0, math.inf, math.nan, *[1.0] * _MAX_VALUES])
     assert series.largest == 7.0
-    assert len(series.values) == len(series.steps) == _KEPT
+    assert len(series.values) == len(series.steps) == _MAX_VALUES
 
 
 def test_a_restored_series_is_equal():

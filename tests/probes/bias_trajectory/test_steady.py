@@ -11,7 +11,7 @@ import torch
 import excite
 from excite.bounds import steadiness
 from excite.probes import Every, PowersOfTwo, Trajectory
-from excite.probes.bias_trajectory.steady import MOST, Steady
+from excite.probes.bias_trajectory.steady import MAX_BLOCKS, Steady
 from excite.probes.bias_trajectory.windows import Sums
 from models import build
 
@@ -34,9 +34,9 @@ def numbers(found):
 @both
 @pytest.mark.parametrize("every", [1, 50])
 def test_nothing_is_lost_before_windows_are_merged(plain, every):
-    for updates in curves(MOST):
+    for updates in curves(MAX_BLOCKS):
         steady = Steady(CPU, plain=plain)
-        for n in range(1, MOST + 1):
+        for n in range(1, MAX_BLOCKS + 1):
             phi, tau = numbers(steady.add(n * every, updates[n - 1]))
             expected = steadiness(updates[:n])
             assert (phi, tau) == (expected.phi, expected.tau * every)
@@ -50,14 +50,14 @@ def test_merged_windows_are_exact_to_a_block_and_never_too_high(plain):
             phi, tau = numbers(steady.add(n, updates[n - 1]))
             if n % 37 and n < len(updates):
                 continue
-            block = 2 ** max(0, math.ceil(math.log2(n / MOST)))
+            block = 2 ** max(0, math.ceil(math.log2(n / MAX_BLOCKS)))
             assert block <= max(1, n / 128)
             truth = steadiness(updates[:n])
             assert truth.phi <= phi <= truth.after(max(0, n // 2 - block))
             assert truth.since(phi) <= tau < truth.since(phi) + block
             assert tau <= n / 2
             assert updates[int(tau) : n].max() <= phi
-        assert len(steady._ends) <= MOST
+        assert len(steady._ends) <= MAX_BLOCKS
 
 
 @both
@@ -107,7 +107,7 @@ def test_nothing_waits_for_a_device():
     """On "meta" tensors have no values, so whoever asks for one fails."""
     meta = torch.device("meta")
     steady, sums = Steady(meta, plain=False), Sums(meta)
-    for n in range(1, MOST + 3):  # with one merge
+    for n in range(1, MAX_BLOCKS + 3):  # with one merge
         sums.add(torch.ones(4, device=meta), torch.ones(4, device=meta))
         found = steady.add(n, sums.read()["max"])
     assert all(value.device == meta and value.shape == () for value in found.values())

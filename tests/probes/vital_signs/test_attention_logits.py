@@ -11,7 +11,7 @@ import excite
 from excite.probes import AttentionLogits, Every, Loss
 from excite.probes.base import StepContext
 from excite.probes.vital_signs import attention_calls
-from excite.probes.vital_signs.tokens import spread
+from excite.probes.vital_signs.tokens import even_places
 from transformer_zoo import NAMES, HandGPT, captured, make, queries_and_keys
 
 
@@ -70,7 +70,7 @@ def test_left_padding_does_not_count(name):
 @pytest.mark.parametrize("name", ["llama", "softmax", "kernel", "bert"])
 def test_some_queries_of_long_sequences_are_looked_at(name, entries, monkeypatch):
     monkeypatch.setattr(attention_calls, "_ENTRIES", entries)  # all at once, and in parts
-    monkeypatch.setattr(attention_calls, "spread", lambda count, device: spread(count, 4))
+    monkeypatch.setattr(attention_calls, "even_places", lambda count, device: even_places(count, 4))
     monkeypatch.setattr(attention_calls, "PLACES", 4)
     zoo = make(name)
     expected = slow(zoo, zoo.example, places=[0, 2, 4, 6])

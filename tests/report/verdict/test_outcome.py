@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, kstwobign
 
-from excite.report.verdict.outcome import chance_level, divergence, from_latest, from_margins, median_of, standing
+from excite.report.verdict.outcome import (
+    chance_level,
+    displayed_status,
+    divergence,
+    from_latest,
+    from_margins,
+    median_of,
+)
 from excite.runs.reader import Overview
 
 from .planted import both
@@ -101,8 +108,8 @@ def test_losses_of_single_samples_vary_and_do_not_diverge():
 
 def test_diverged_replaces_every_other_status():
     broken = Overview(loss_first=FALLS, loss_last=(NAN,), broken_at=901)
-    assert standing("done", None, broken) == ("diverged", "the loss is not a finite number since step 901")
-    assert standing("failed", "why", Overview(loss_first=FALLS, loss_last=FALLS)) == ("failed", "why")
+    assert displayed_status("done", None, broken) == ("diverged", "the loss is not a finite number since step 901")
+    assert displayed_status("failed", "why", Overview(loss_first=FALLS, loss_last=FALLS)) == ("failed", "why")
 
 
 @pytest.mark.parametrize(("margin", "diverged"), [(0.0, True), (0.02, False), (None, False)])
@@ -110,6 +117,6 @@ def test_an_easy_first_batch_is_told_apart_by_the_margin(margin, diverged):
     first, last = (2.3, *[900.0] * 19), (150.0,) * 20
     assert divergence(first, last, margin=margin) == ("the loss rose from 2.3 to 150" if diverged else "")
     latest = {} if margin is None else {"margin_gap/median/test": margin}
-    found, _ = standing("done", None, Overview(loss_first=first, loss_last=last, latest=latest))
+    found, _ = displayed_status("done", None, Overview(loss_first=first, loss_last=last, latest=latest))
     assert found == ("diverged" if diverged else "done")
     assert divergence((2.3,) * 20, (2.4,) * 20, margin=0.0) == ""  # it does not learn, which is another finding

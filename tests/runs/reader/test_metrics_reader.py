@@ -13,12 +13,12 @@ from excite.runs import Run
 from excite.runs.reader import MetricsReader, read_overview, read_status
 
 
-def same(follower, path):
-    follower.refresh()
+def same(metrics_reader, path):
+    metrics_reader.refresh()
     with load_run(path) as run:
-        assert follower.names() == run.names()
+        assert metrics_reader.names() == run.names()
         for name in run.names():
-            for ours, theirs in zip(follower.series(name), run.series(name)):
+            for ours, theirs in zip(metrics_reader.series(name), run.series(name)):
                 np.testing.assert_array_equal(ours, theirs)
 
 
@@ -32,54 +32,54 @@ def log(run, steps, shift=0.0):
 
 def test_what_is_new_is_read_and_what_was_read_is_kept(tmp_path):
     with Run.create(tmp_path / "run", {}) as run:
-        follower = MetricsReader(tmp_path / "run")
-        same(follower, tmp_path / "run")
-        assert follower.last() is None
+        metrics_reader = MetricsReader(tmp_path / "run")
+        same(metrics_reader, tmp_path / "run")
+        assert metrics_reader.last() is None
         versions = set()
         for start in (0, 40, 41, 100):
             log(run, range(start, start + 40))
-            same(follower, tmp_path / "run")
-            versions.add(follower.version)
-            assert follower.refresh() == follower.version  # nothing new: nothing changes
+            same(metrics_reader, tmp_path / "run")
+            versions.add(metrics_reader.version)
+            assert metrics_reader.refresh() == metrics_reader.version  # nothing new: nothing changes
         assert len(versions) == 4
-        assert follower.last()[0] == 139
-        assert follower.latest("loss/step") == 139
-        assert follower.latest("nothing") is None
-        assert follower.series("nothing")[0].size == 0
-        assert follower.points >= 139
-        follower.close()
+        assert metrics_reader.last()[0] == 139
+        assert metrics_reader.latest("loss/step") == 139
+        assert metrics_reader.latest("nothing") is None
+        assert metrics_reader.series("nothing")[0].size == 0
+        assert metrics_reader.points >= 139
+        metrics_reader.close()
 
 
 def test_a_resumed_run_is_read_anew_where_it_was_written_anew(tmp_path):
     path = tmp_path / "run"
     with Run.create(path, {}) as run:
         log(run, range(50))
-        follower = MetricsReader(path)
-        same(follower, path)
+        metrics_reader = MetricsReader(path)
+        same(metrics_reader, path)
         run.rewind(20)
         log(run, range(21, 50), shift=0.5)  # as many as before, other values
-        same(follower, path)
+        same(metrics_reader, path)
         run.rewind(10)
         run.flush()
-        same(follower, path)
+        same(metrics_reader, path)
         log(run, range(11, 90), shift=0.25)
-        same(follower, path)
-    follower.close()
+        same(metrics_reader, path)
+    metrics_reader.close()
 
 
 def test_a_folder_made_anew_is_read_anew(tmp_path):
     path = tmp_path / "run"
     with Run.create(path, {}) as run:
         log(run, range(50))
-    follower = MetricsReader(path)
-    same(follower, path)
+    metrics_reader = MetricsReader(path)
+    same(metrics_reader, path)
     shutil.rmtree(path)
     with pytest.raises(RunError):
-        follower.refresh()
+        metrics_reader.refresh()
     with Run.create(path, {}) as run:
         run.log(0, {"other": 1.0})
-    same(follower, path)
-    follower.close()
+    same(metrics_reader, path)
+    metrics_reader.close()
 
 
 def test_a_sketch_is_made_of_true_points(tmp_path):
@@ -89,19 +89,19 @@ def test_a_sketch_is_made_of_true_points(tmp_path):
             run.log(
                 step, {"a": float("nan") if step == 0 else step**2, "b": 1.0} if step % 300 == 0 else {"a": step**2}
             )
-    follower = MetricsReader(path)
-    follower.refresh()
-    steps, values = follower.subsample("a", 100)
+    metrics_reader = MetricsReader(path)
+    metrics_reader.refresh()
+    steps, values = metrics_reader.subsample("a", 100)
     assert 90 <= len(steps) <= 100
     assert (steps[0], steps[-1]) == (0, 8997)
     assert np.isnan(values[0])
     np.testing.assert_array_equal(values[1:], steps[1:] ** 2)
-    assert follower.points == 0  # nothing was kept
-    assert len(follower.subsample("b", 100)[0]) == 30  # short ones are read
-    assert len(follower.subsample("nothing")[0]) == 0
-    follower.series("a")
-    assert len(follower.subsample("a", 100)[0]) == 3000
-    follower.close()
+    assert metrics_reader.points == 0  # nothing was kept
+    assert len(metrics_reader.subsample("b", 100)[0]) == 30  # short ones are read
+    assert len(metrics_reader.subsample("nothing")[0]) == 0
+    metrics_reader.series("a")
+    assert len(metrics_reader.subsample("a", 100)[0]) == 3000
+    metrics_reader.close()
 
 
 def test_a_subsample_takes_few_queries(tmp_path, monkeypatch):
@@ -109,14 +109,14 @@ def test_a_subsample_takes_few_queries(tmp_path, monkeypatch):
     with Run.create(tmp_path / "run", {}) as run:
         for step in range(2000):
             run.log(step, {"a": step})
-    follower = MetricsReader(run.path)
-    asked, ask = [], follower._ask
-    monkeypatch.setattr(follower, "_ask", lambda *query: asked.append(query) or ask(*query))
-    steps, values = follower.subsample("a", 101)
+    metrics_reader = MetricsReader(run.path)
+    asked, ask = [], metrics_reader._execute
+    monkeypatch.setattr(metrics_reader, "_execute", lambda *query: asked.append(query) or ask(*query))
+    steps, values = metrics_reader.subsample("a", 101)
     np.testing.assert_array_equal(steps, np.linspace(0, 1999, 101).astype(int))
     np.testing.assert_array_equal(values, steps)
     assert len(asked) < 10
-    follower.close()
+    metrics_reader.close()
 
 
 def test_how_a_run_stands(tmp_path):
@@ -154,10 +154,10 @@ def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatc
     with Run.create(tmp_path / "run", {}) as run:
         for step, value in enumerate(values):
             run.log(3 * step + 5, {"loss/step": value, **({"short": value} if step < 900 else {})})
-    follower = MetricsReader(tmp_path / "run")
-    follower.refresh()
+    metrics_reader = MetricsReader(tmp_path / "run")
+    metrics_reader.refresh()
     for low, high in ((None, None), (1000.5, 9000.0)):
-        first, last, smallest, mean, largest = follower.binned("loss/step", 50, low, high)
+        first, last, smallest, mean, largest = metrics_reader.binned("loss/step", 50, low, high)
         assert len(first) <= 50 + 1
         steps = 3 * np.arange(5000) + 5
         inside = (
@@ -169,11 +169,11 @@ def test_stretches_of_a_long_series_are_those_of_its_values(tmp_path, monkeypatc
             part = values[(steps >= first[i]) & (steps <= last[i]) & np.isfinite(values)]
             assert (smallest[i], largest[i]) == (part.min(), part.max())
             assert mean[i] == pytest.approx(part.mean())
-    assert follower.binned("short", 50) is None
-    assert follower.binned("nothing", 50) is None
-    follower.series("loss/step")
-    assert follower.binned("loss/step", 50) is None, "what was read is not asked for again"
-    follower.close()
+    assert metrics_reader.binned("short", 50) is None
+    assert metrics_reader.binned("nothing", 50) is None
+    metrics_reader.series("loss/step")
+    assert metrics_reader.binned("loss/step", 50) is None, "what was read is not asked for again"
+    metrics_reader.close()
 
 
 def make(path, steps=20, names=1):
@@ -227,11 +227,11 @@ def test_damaged_metrics_are_an_error_in_one_line(kind, tmp_path):
     path = make(tmp_path / "run")
     sql(path, *DAMAGED[kind])
     with pytest.raises(RunError, match=r"metrics\.db") as error:
-        follower = MetricsReader(path, tmp_path)
-        follower.refresh()
-        follower.last()
-        follower.latest("loss/step")
-        follower.series("loss/step")
+        metrics_reader = MetricsReader(path, tmp_path)
+        metrics_reader.refresh()
+        metrics_reader.last()
+        metrics_reader.latest("loss/step")
+        metrics_reader.series("loss/step")
     assert "\n" not in str(error.value)
     if kind in ("bytes for a name", "a name that is no text"):  # it reads no names
         return
@@ -302,17 +302,17 @@ def _found(overview):
     return overview.step, overview.updated, overview.latest.get("loss/step")
 
 
-def read_names(follower):
-    follower.refresh()
-    return follower.names()
+def read_names(metrics_reader):
+    metrics_reader.refresh()
+    return metrics_reader.names()
 
 
-def test_the_last_values_read_at_once_are_those_of_a_follower(tmp_path):
+def test_the_last_values_read_at_once_are_those_of_a_reader(tmp_path):
     def check(path):
-        follower = MetricsReader(path)
-        follower.refresh()
-        last = follower.last() or (None, None)
-        assert _found(read_overview(path, ["loss/step"], below=tmp_path)) == (*last, follower.latest("loss/step"))
+        metrics_reader = MetricsReader(path)
+        metrics_reader.refresh()
+        last = metrics_reader.last() or (None, None)
+        assert _found(read_overview(path, ["loss/step"], below=tmp_path)) == (*last, metrics_reader.latest("loss/step"))
         with load_run(path) as run:
             rows = run.frame()
         assert last[0] == (None if rows.empty else rows["step"].max())

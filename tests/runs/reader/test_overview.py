@@ -37,9 +37,9 @@ def test_last_values_ends_alerts_and_sparkline(tmp_path, closed):
     assert found.loss_last == tuple(1 / (1 + step) for step in range(980, 1000))
     assert found.alerts == ("alert/Fell/rank/effective/a", "alert/Fell/rank/effective/b")
     assert found.spark == ("margin_gap/median/test", tuple(0.1 * step for step in range(0, 1000, 100)))
-    follower = MetricsReader(run.path)
-    follower.refresh()
-    assert overview(follower, NAMES, SPARKS) == found
+    metrics_reader = MetricsReader(run.path)
+    metrics_reader.refresh()
+    assert overview(metrics_reader, NAMES, SPARKS) == found
     run.close()
 
 

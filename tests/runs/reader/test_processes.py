@@ -81,15 +81,15 @@ def test_shortened_shared_memory_does_not_end_this_process(run, size, tmp_path):
     hostile.mkdir()
     for name in ("metrics.db", "metrics.db-wal"):  # of a killed process; nobody but the reader maps the shared memory
         shutil.copy(run.path / name, hostile)
-    follower, innocent = MetricsReader(hostile, reader=reader), MetricsReader(run.path, reader=reader)
-    follower.refresh()
+    metrics_reader, innocent = MetricsReader(hostile, reader=reader), MetricsReader(run.path, reader=reader)
+    metrics_reader.refresh()
     innocent.refresh()
     innocent.series("loss/step")
     os.truncate(hostile / "metrics.db-shm", size)
     for _ in range(3):  # after the first crash without another try
         with pytest.raises(RunError, match=f"ended by signal {signal.SIGBUS.value}") as error:
-            follower.refresh()
-            follower.series("loss/step")
+            metrics_reader.refresh()
+            metrics_reader.series("loss/step")
         assert "metrics.db" in str(error.value)
         assert "\n" not in str(error.value)
     log(run, range(300, 309))
@@ -100,11 +100,11 @@ def test_shortened_shared_memory_does_not_end_this_process(run, size, tmp_path):
 
 def test_a_process_that_does_not_answer_is_ended(run, monkeypatch):
     reader = Reader()
-    follower = MetricsReader(run.path, reader=reader)
+    metrics_reader = MetricsReader(run.path, reader=reader)
     os.kill(reader._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(readers, "_GRACE", -1e9)
     with pytest.raises(RunError, match="does not answer"):
-        follower.refresh()
+        metrics_reader.refresh()
     monkeypatch.undo()
     assert not reader.running
     assert MetricsReader(run.path, reader=reader).refresh() == 1
@@ -132,7 +132,7 @@ def test_what_was_open_in_a_process_that_ended_is_lost(run):
     reader._process.kill()
     with pytest.raises(Crashed, match="ended by signal 9"):
         elsewhere.execute("SELECT 1")
-    assert elsewhere.lost
+    assert elsewhere.ended
     with pytest.raises(Crashed):
         elsewhere.execute("SELECT 1")
     elsewhere.close()

@@ -166,7 +166,9 @@ def test_a_hundred_thousand_values_take_few_transactions(run: Run, monkeypatch: 
     """Each transaction waits for the disk: values are written in batches of 4,096."""
     monkeypatch.setattr("excite.runs.metrics._FLUSH_SECONDS", math.inf)
     transactions: list[str] = []
-    run._metrics._open().set_trace_callback(lambda sql: transactions.append(sql) if sql.startswith("BEGIN") else None)
+    run._metrics._require_open().set_trace_callback(
+        lambda sql: transactions.append(sql) if sql.startswith("BEGIN") else None
+    )
     for step in range(20_000):
         run.log(step, {"a/b": 1.0, "a/c": 2.0, "a/d": 3.0, "a/e": 4.0, "a/f": 5.0})
     run.flush()

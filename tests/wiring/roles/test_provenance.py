@@ -33,8 +33,8 @@ def test_channels_are_followed_through_functions_and_moves():
     assert first.layer == "0"
     assert read is not None
     assert not read.labels.any()
-    owners = [found.owner(label) for label in last.labels.tolist()]
-    assert [owner[0] is first and owner[1] for owner in owners] == list(range(6))
+    sources = [found.origin_of(label) for label in last.labels.tolist()]
+    assert [source[0] is first and source[1] for source in sources] == list(range(6))
     assert last.norms == ("2",)
     assert last.functions == ("tanh",)
     assert second.layer == "3"
@@ -43,11 +43,11 @@ def test_channels_are_followed_through_functions_and_moves():
 def test_product_keeps_both_factors():
     found = origins(Gated(), 4)
     down = {use.layer: read for use, read, _ in found.calls}["down"]
-    assert [found.owner(label)[0].layer for label in down.labels.tolist()] == ["up"] * 6
-    assert [found.owner(label)[1] for label in down.labels.tolist()] == list(range(6))[::-1]
+    assert [found.origin_of(label)[0].layer for label in down.labels.tolist()] == ["up"] * 6
+    assert [found.origin_of(label)[1] for label in down.labels.tolist()] == list(range(6))[::-1]
     assert down.partner.functions == ("silu",)
-    assert found.owner(int(down.partner.labels.flatten()[0]))[0].layer == "gate"
+    assert found.origin_of(int(down.partner.labels.flatten()[0]))[0].layer == "gate"
 
 
 def test_unknown_origin():
-    assert origins(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), 4).owner(0) is None
+    assert origins(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), 4).origin_of(0) is None

@@ -235,7 +235,7 @@ class AffineMode(TorchFunctionMode):
                 terms is not None and not mixed_factor.weighs(terms[0][at], terms[0][1 - at], terms[1])
             ):
                 pass
-            elif mixed_factor.whole:
+            elif mixed_factor.full:
                 signals.remove(mixed[0])
                 sources_at[mixed[0]] = mixed_factor.sources
             elif self.roles is not None:
@@ -283,7 +283,7 @@ class AffineMode(TorchFunctionMode):
             if divides:
                 sources, multiply = self._sources(weight), DivisionByWeight(weight)
                 weight = multiply.reciprocal
-                self._mark(weight, sources or ())
+                self._set_sources(weight, sources or ())
             if torch.result_type(signal, weight) != result.dtype:  # in place, the type is that of the signal
                 multiply = rounded(multiply, result.dtype)
             self._keep_trace(multiply, (signal, weight), {}, result, (0,), (1,))
@@ -353,7 +353,7 @@ class AffineMode(TorchFunctionMode):
         result = self._plain(func, args, kwargs)
         name = func.__name__
         if isinstance(result, Tensor) and (name.startswith("new_") or self._sources(result) is None):
-            self._mark(result, ())
+            self._set_sources(result, ())
             if name != "new_tensor":
                 self._states[id(result)] = weakref.ref(result)
         return result
@@ -426,7 +426,7 @@ class AffineMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not tensors:
             if name in FACTORIES:
-                self._mark(result, ())
+                self._set_sources(result, ())
                 if name in FILLED and isinstance(result, Tensor):
                     self._states[id(result)] = weakref.ref(result)
             return
@@ -440,7 +440,7 @@ class AffineMode(TorchFunctionMode):
         if None not in sources_of:
             self._follow_state(name, tensors, result)
             sources = tuple(dict.fromkeys(path for paths in sources_of for path in paths or ()))
-            self._mark(result if target is None else target, sources)
+            self._set_sources(result if target is None else target, sources)
             return
         if isinstance(target, Tensor) and self._sources(target) is not None:
             self._spoil(target)
@@ -450,7 +450,7 @@ class AffineMode(TorchFunctionMode):
                 if known:
                     self.roles.meets(name, known, signals, result)
 
-    def _mark(self, result: Any, sources: Sources) -> None:
+    def _set_sources(self, result: Any, sources: Sources) -> None:
         for tensor in _tensors((result,)):
             if self._known.get(id(tensor)) != sources or id(tensor) in self._static:
                 self._static[id(tensor)] = (sources, weakref.ref(tensor))
@@ -488,7 +488,7 @@ class AffineMode(TorchFunctionMode):
         """Data was written into a tensor: everything that shares its memory depends on the data from now on."""
         memory = _memory(target)
         alive = [entry[1]() for entry in self._static.values()]
-        for tensor in (target, *alive, *self.names.kept):
+        for tensor in (target, *alive, *self.names.references):
             if tensor is not None and (tensor is target or (memory and _memory(tensor) == memory)):
                 self._static[id(tensor)] = (None, weakref.ref(tensor))
 

@@ -239,10 +239,11 @@ def _tensordot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, A
         dims = list(range(x - dims, x)), list(range(dims))
     first, second = ([side] if isinstance(side, int) else list(side) for side in dims)
     letters = _letters(x + y)
-    left, two = list(letters[:x]), list(letters[x:])
+    x_letters, w_letters = list(letters[:x]), list(letters[x:])
     for i, j in zip(first, second):
-        two[j] = left[i]
-    return ["".join(left), "".join(two)], "".join(k for k in left + two if (k in left) != (k in two))
+        w_letters[j] = x_letters[i]
+    summed = set(x_letters) & set(w_letters)
+    return ["".join(x_letters), "".join(w_letters)], "".join(k for k in x_letters + w_letters if k not in summed)
 
 
 def _vecdot(factors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms:
@@ -362,7 +363,7 @@ def _products() -> dict[Callable[..., Any], Product]:
         "baddbmm": _pair((1, "batch1"), (2, "batch2"), batched, added=True),
         "addbmm": _pair((1, "batch1"), (2, "batch2"), _fixed("bmk", "bkn", "mn"), added=True),
     }
-    table = {getattr(owner, name): product for name, product in every.items() for owner in (torch, Tensor)}
+    table = {getattr(namespace, name): product for name, product in every.items() for namespace in (torch, Tensor)}
     table[Tensor.__matmul__] = every["matmul"]
     table[Tensor.__rmatmul__] = _pair((1, "other"), (0, "input"), _matmul)
     table[torch.linalg.matmul] = every["matmul"]
@@ -383,10 +384,10 @@ def _products() -> dict[Callable[..., Any], Product]:
 PRODUCTS = _products()
 # Products that are added to their first argument in place, and what they are out of place.
 OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(owner, f"{name}_"): getattr(owner, name)
+    getattr(namespace, f"{name}_"): getattr(namespace, name)
     for name in ("addmm", "addmv", "addr", "baddbmm", "addbmm")
-    for owner in (torch, Tensor)
-    if hasattr(owner, f"{name}_")
+    for namespace in (torch, Tensor)
+    if hasattr(namespace, f"{name}_")
 }
 
 

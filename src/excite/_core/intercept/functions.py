@@ -72,7 +72,7 @@ IN_PLACE = {
 
 def methods(*names: str) -> list[Callable[..., Any]]:
     """The functions of torch and the methods of Tensor with these names."""
-    return [getattr(owner, name) for name in names for owner in (torch, Tensor) if hasattr(owner, name)]
+    return [getattr(namespace, name) for name in names for namespace in (torch, Tensor) if hasattr(namespace, name)]
 
 
 SHAPED = set(methods("reshape", "view", "view_as", "reshape_as"))

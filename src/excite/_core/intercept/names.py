@@ -60,7 +60,7 @@ class Names:
         self.outputs = module_outputs(model, outputs)
         self.sources: dict[int, Sources] = {}
         self.of_one: dict[Sources, str] = {}  # names of the calls whose weight is computed from one parameter
-        self.kept: list[Tensor] = []
+        self.references: list[Tensor] = []
         self.computed: dict[int, tuple[Sources | None, weakref.ref[Tensor]]] = {}  # in the last pass
         self._model = model
         self._by_storage: dict[int, str] = {}
@@ -68,32 +68,32 @@ class Names:
         self._order: dict[str, int] = {}
         for path, module in model.named_modules():
             path = self._modules[id(module)] = clean_path(path)
-            self._take(path, module)
+            self._add_parameters(path, module)
             for value in module._buffers.values():
                 if value is not None:
-                    self._keep(value, ())
+                    self._add(value, ())
             for value in module.__dict__.values():
                 if isinstance(value, Tensor) and value.is_leaf:
-                    self._keep(value, ())
+                    self._add(value, ())
 
     def update(self) -> None:
         """Take the parameters as they are now: FSDP has others inside a forward pass than outside."""
         for path, module in self._model.named_modules():
-            self._take(clean_path(path), module)
+            self._add_parameters(clean_path(path), module)
 
-    def _take(self, path: str, module: nn.Module) -> None:
+    def _add_parameters(self, path: str, module: nn.Module) -> None:
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self.sources:
                 name = f"{path}.{key}" if path else key
-                self._keep(parameter, (name,))
+                self._add(parameter, (name,))
                 self.of_one[(name,)] = layer_name(name)
                 self._order.setdefault(name, len(self._order))
                 if parameter.numel() and not hasattr(parameter, "full_tensor"):  # a DTensor has no storage of its own
                     self._by_storage.setdefault(_storage(parameter), name)
 
-    def _keep(self, tensor: Tensor, sources: Sources) -> None:
+    def _add(self, tensor: Tensor, sources: Sources) -> None:
         self.sources[id(tensor)] = sources
-        self.kept.append(tensor)
+        self.references.append(tensor)
 
     def parameter(self, tensor: Any) -> str | None:
         """The path of the parameter that `tensor` is, or is a view of."""
@@ -119,10 +119,10 @@ class Names:
             return names.pop()
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self._modules:
-                if self._modules[id(owner)]:
-                    return self._modules[id(owner)]
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, nn.Module) and id(caller) in self._modules:
+                if self._modules[id(caller)]:
+                    return self._modules[id(caller)]
                 break
             frame = frame.f_back
         return layer_name(min(sources, key=self._order.__getitem__)) if sources else "weight"

@@ -23,7 +23,7 @@ class OtherWeights:
         >>> from torch import nn
         >>> from excite._core.intercept.other_weights import OtherWeights
         >>> model = nn.Linear(2, 1, bias=False)
-        >>> with OtherWeights(model, {"weight": model.weight}).held({"weight": torch.ones(1, 2)}):
+        >>> with OtherWeights(model, {"weight": model.weight}).swapped_in({"weight": torch.ones(1, 2)}):
         ...     print(float(model(torch.ones(2)).detach()))
         2.0
     """
@@ -38,7 +38,7 @@ class OtherWeights:
         ]
 
     @contextmanager
-    def held(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    def swapped_in(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """The model has these tensors, by path, until the end of the context; then its parameters again, whatever happens."""
         own = [(slots, name, slots[name]) for slots, name, _ in self._places]
         try:

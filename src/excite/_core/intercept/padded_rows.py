@@ -56,11 +56,11 @@ def padded(weight: Tensor, rows: int = ROWS, device: str = "cuda") -> Tensor:
 @contextmanager
 def padded_weights(model: nn.Module, rows: int = ROWS, device: str = "cuda") -> Iterator[None]:
     """The model has the padded form of its weights where that pays, for passes without gradients."""
-    found = {path: padded(p, rows, device) for path, p in model.named_parameters()}
-    found = {path: p for path, p in found.items() if isinstance(p, PaddedWeight)}
-    if not found:
+    replacements = {path: padded(p, rows, device) for path, p in model.named_parameters()}
+    replacements = {path: p for path, p in replacements.items() if isinstance(p, PaddedWeight)}
+    if not replacements:
         yield
         return
-    own = {path: p for path, p in model.named_parameters() if path in found}
-    with OtherWeights(model, own).held(found):
+    own = {path: p for path, p in model.named_parameters() if path in replacements}
+    with OtherWeights(model, own).swapped_in(replacements):
         yield

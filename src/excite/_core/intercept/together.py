@@ -35,7 +35,7 @@ class Together(Generic[Name, Key]):
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], entries: int = ENTRIES):
         self._function, self._limit = function, entries
         self._groups: dict[tuple[object, ...], tuple[Key | None, list[tuple[Name, tuple[Tensor, ...]]]]] = {}
-        self._held = 0
+        self._entries = 0
         self._names: list[Name] = []
         self._results: dict[Name, tuple[Tensor, ...]] = {}
 
@@ -48,13 +48,13 @@ class Together(Generic[Name, Key]):
             key: Items with different keys are computed apart.
             entries: Number of entries that the computation needs; that of the tensors by default.
         """
-        count = sum(one.numel() for one in tensors) if entries is None else entries
-        if self._held and self._held + count > self._limit:
+        count = sum(tensor.numel() for tensor in tensors) if entries is None else entries
+        if self._entries and self._entries + count > self._limit:
             self._compute()
-        kind = (key, *((one.shape, one.dtype, one.device) for one in tensors))
-        self._groups.setdefault(kind, (key, []))[1].append((name, tensors))
+        group = (key, *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors))
+        self._groups.setdefault(group, (key, []))[1].append((name, tensors))
         self._names.append(name)
-        self._held += count
+        self._entries += count
 
     def finish(self) -> dict[Name, tuple[Tensor, ...]]:
         """The results of every item by name, in the order they were added."""
@@ -64,7 +64,7 @@ class Together(Generic[Name, Key]):
     def _compute(self) -> None:
         for key, items in self._groups.values():
             columns = zip(*(tensors for _, tensors in items))
-            stacks = [one[0][None] if len(one) == 1 else torch.stack(one) for one in columns]
+            stacks = [column[0][None] if len(column) == 1 else torch.stack(column) for column in columns]
             results = zip(*(stack.unbind() for stack in self._function(key, *stacks)))
             self._results |= dict(zip((name for name, _ in items), results))
-        self._groups, self._held = {}, 0
+        self._groups, self._entries = {}, 0

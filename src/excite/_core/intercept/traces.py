@@ -66,13 +66,13 @@ class SignalTrace:
 class MixedSignal:
     """A sum or product of a signal and a matrix of parameters, and these.
 
-    `whole`: there is no more of it than of the matrix, so that it is a weight; a matrix that is added to each of many samples may be
+    `full`: there is no more of it than of the matrix, so that it is a weight; a matrix that is added to each of many samples may be
     one, or a bias such as a table of positions. `varies`: along which axes the matrix does, as long as they have not been moved.
     """
 
     result: weakref.ref[Tensor]
     sources: Sources
-    whole: bool
+    full: bool
     varies: tuple[bool, ...] | None = None
 
     def weighs(self, own: str, other: str, result: str) -> bool:

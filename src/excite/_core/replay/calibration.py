@@ -22,7 +22,7 @@ from excite._core.replay.passes import Pass, Tape, another_path
 from excite.errors import ModelError
 
 Run = Callable[[Pass, int], Tensor]  # (pass, copies) -> outputs of the batch, so many times in a row, (copies · B, ...)
-_MOST = 64  # doubled passes with marks
+_MAX_PASSES = 64  # doubled passes with marks
 
 
 class MarkedPass(Pass):
@@ -64,9 +64,9 @@ class MarkedPass(Pass):
         return self._choice.get(at) or next(iter(fitting or possible), None)
 
     def affine(self, call: AffineCall) -> Tensor:
-        return call.run(self.enter(call.name, call.input), frozen=True)
+        return call.run(self.at_signal(call.name, call.input), frozen=True)
 
-    def enter(self, name: str, signal: Tensor) -> Tensor:
+    def at_signal(self, name: str, signal: Tensor) -> Tensor:
         if name not in self._chosen or not signal.is_floating_point():
             return signal
         at, layout = self._site, self.site(signal, name)
@@ -132,7 +132,7 @@ def _consistent(
     clear = takewhile(lambda item: len(item[1]) <= 1, enumerate(fitting))
     waiting: list[dict[int, Layout]] = [{at: layouts[0] for at, layouts in clear if layouts}]
     assignments: list[list[Layout | None]] = []
-    for _ in range(_MOST):
+    for _ in range(_MAX_PASSES):
         if not any_process(bool(waiting)):
             return assignments
         choice = waiting.pop() if waiting else {}

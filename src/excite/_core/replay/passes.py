@@ -30,7 +30,7 @@ _RANDOM_NAMES = (
     "multinomial", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_",
 )  # fmt: skip
 _RANDOM: set[Callable[..., Any]] = {
-    getattr(owner, name) for name in _RANDOM_NAMES for owner in (torch, Tensor) if hasattr(owner, name)
+    getattr(namespace, name) for name in _RANDOM_NAMES for namespace in (torch, Tensor) if hasattr(namespace, name)
 }
 # Each multiplies its input by a random mask; the alpha variants also add one.
 _DROPOUTS: set[Callable[..., Any]] = {
@@ -122,7 +122,7 @@ class Pass(AffineMode):
         return [fitting[0] if fitting else None for fitting in self.fitting]
 
     # -- the tape ------------------------------------------------------------------------------------------------
-    def _keep(self, entry: Any) -> Any:
+    def _record_entry(self, entry: Any) -> Any:
         self.tape.entries.append(entry)
         return entry
 
@@ -137,7 +137,7 @@ class Pass(AffineMode):
         layout = self.site(tensor, what)
         if self.record:
             self.tape.random = True
-            return self._keep(draw(tensor).detach())  # type: ignore[no-any-return]
+            return self._record_entry(draw(tensor).detach())  # type: ignore[no-any-return]
         mask = self._next(what)
         return mask if layout is None or self.copies == 1 else layout.join(mask, mask)
 
@@ -234,7 +234,7 @@ class Pass(AffineMode):
                 raise InputError(
                     "batch normalization in training mode needs more than one value per channel: give larger batches"
                 )
-            self._keep(_statistics(x.detach(), dims))
+            self._record_entry(_statistics(x.detach(), dims))
             mean, variance = self.tape.entries[-1]
         else:
             mean, variance = self._next("batch_norm")
@@ -259,7 +259,7 @@ class Pass(AffineMode):
         what = function.__name__
         if self.record:
             self.tape.random = True
-            self._keep(drawn.detach().clone())
+            self._record_entry(drawn.detach().clone())
             return drawn
         stored = self._next(what)
         if not isinstance(stored, Tensor):  # the statistics of a normalization
@@ -286,9 +286,9 @@ class Pass(AffineMode):
         return self.affine(call)
 
     def affine(self, call: AffineCall) -> Tensor:
-        return call.run(self.enter(call.name, call.input))
+        return call.run(self.at_signal(call.name, call.input))
 
-    def enter(self, name: str, signal: Tensor) -> Tensor:
+    def at_signal(self, name: str, signal: Tensor) -> Tensor:
         """What the model continues with at a site: the input of an affine call, or the output of a module of `names.outputs`."""
         return signal
 
@@ -313,7 +313,7 @@ class Pass(AffineMode):
                 _refuse_checkpointing(name)
             self._count[name] = count = self._count.get(name, 0) + 1
             with torch._C.DisableTorchFunction():
-                return map_signal(output, name, partial(self.enter, name if count == 1 else f"{name}#{count}"))
+                return map_signal(output, name, partial(self.at_signal, name if count == 1 else f"{name}#{count}"))
 
         return replaced
 
@@ -337,18 +337,18 @@ class CleanPass(Pass):
     ):
         super().__init__(names, tape, record=True)
         self._x, self._chosen, self._skip_input, self._bounded = x, chosen, skip_input, bounded
-        self.seen: list[str] = []
+        self.names_called: list[str] = []
         self.inputs: dict[str, Tensor] = {}
         self.site_number: dict[str, int] = {}
         self.on_x: dict[str, Tensor | None] = {}  # layers on the model's own input; a tensor says whether they are
 
     def affine(self, call: AffineCall) -> Tensor:
         """Runs an affine call; the input of a chosen layer becomes a site of the search."""
-        return call.run(self.enter(call.name, call.input), frozen=True)
+        return call.run(self.at_signal(call.name, call.input), frozen=True)
 
-    def enter(self, name: str, signal: Tensor) -> Tensor:
+    def at_signal(self, name: str, signal: Tensor) -> Tensor:
         """A chosen signal becomes a site of the search."""
-        self.seen.append(name)
+        self.names_called.append(name)
         chosen = self._chosen(name) and not (self._skip_input and shares_memory(signal, self._x))
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
         if not (chosen and signal.is_floating_point() and torch.is_grad_enabled()):
@@ -400,9 +400,9 @@ class PerturbedPass(Pass):
         self._registered, self._moves, self._frozen = registered, moves or {}, frozen
 
     def affine(self, call: AffineCall) -> Tensor:
-        return call.run(self.enter(call.name, call.input), frozen=self._frozen)
+        return call.run(self.at_signal(call.name, call.input), frozen=self._frozen)
 
-    def enter(self, name: str, signal: Tensor) -> Tensor:
+    def at_signal(self, name: str, signal: Tensor) -> Tensor:
         if name in self._registered:
             self.site(signal, name)
             if name in self._moves:
@@ -467,10 +467,10 @@ def map_signal(output: Any, name: str, function: Callable[[Tensor], Tensor]) -> 
     )
 
 
-def another_path(how: str) -> ModelError:
+def another_path(reason: str) -> ModelError:
     """The error for a model that takes another path on the doubled batch."""
     return ModelError(
-        f"the model takes another path on the doubled batch ({how}): its branches must not depend on chance or on the batch"
+        f"the model takes another path on the doubled batch ({reason}): its branches must not depend on chance or on the batch"
     )
 
 

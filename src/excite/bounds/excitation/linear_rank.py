@@ -75,7 +75,7 @@ def decay_rank(
         Assumption("every layer decays", bool((mu > 0).all()), f"smallest μ = {mu.min():.3g}"),
     ]
     spectra = [np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for m in matrices]
-    terms: dict[str, Any] = _measured(matrices, spectra, tolerance)
+    terms: dict[str, Any] = _spectral_terms(matrices, spectra, tolerance)
     name, quantity = f"Theorem 4, {PAPER}", "second singular value of every layer"
     if any(c.held is False for c in checks):
         return Bound(name, quantity, None, "upper", terms, tuple(checks))
@@ -129,7 +129,7 @@ def cross_entropy_rank(
         Assumption(separated, t > SEPARABLE, f"largest relative gap {t:.2e}"),
     ]
     spectra = [np.asarray(np.linalg.svd(m, compute_uv=False), dtype=np.float64) for m in matrices]
-    terms: dict[str, Any] = _measured(matrices, spectra, tolerance, each=True)
+    terms: dict[str, Any] = _spectral_terms(matrices, spectra, tolerance, each=True)
     name, quantity = f"Theorem 5, {PAPER}", "second over first singular value of every layer"
     if any(c.held is False for c in checks):
         return Bound(name, quantity, None, "upper", terms, tuple(checks))
@@ -193,7 +193,9 @@ def _decays(decay: float | Sequence[float], layers: int) -> Array:
     return mu
 
 
-def _measured(matrices: list[Array], spectra: list[Array], tolerance: float, *, each: bool = False) -> dict[str, Any]:
+def _spectral_terms(
+    matrices: list[Array], spectra: list[Array], tolerance: float, *, each: bool = False
+) -> dict[str, Any]:
     """Ranks above a tolerance relative to each layer's largest singular value (`each`) or to that of all layers."""
     tolerance = check_number(tolerance, "tolerance", 0)
     largest = max(1.0, max(float(s[0]) for s in spectra))

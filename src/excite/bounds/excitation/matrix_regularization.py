@@ -216,10 +216,10 @@ def _solve_corners(x: Array, y: Array, c: float) -> tuple[Array, float]:
 
     limits = {"type": "ineq", "fun": slack, "jac": slack_slope}
     begin = np.append(start.ravel() / unit, 1.0)
-    found = optimize.minimize(
+    solution = optimize.minimize(
         objective, begin, jac=True, method="SLSQP", constraints=[limits], options={"ftol": 1e-16, "maxiter": 1000}
     ).x
-    w = unit * found[:-1].reshape(shape)
+    w = unit * solution[:-1].reshape(shape)
     # A distribution over corners for which W is the ridge solution gives a lower bound.
     forces = np.stack([np.outer(w @ sign, sign).ravel() for sign in signs], 1) * c
     scale = max(float(np.abs(pull).max()), 1e-300)

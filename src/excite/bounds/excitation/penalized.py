@@ -16,7 +16,7 @@ from excite._core.checks import DUAL, Norm
 from excite.bounds.excitation.hard_margin import Array
 from excite.errors import ExciteError
 
-LEAST, MOST = 1e-6, 1e-3  # weight of a proximal step, relative to ‖X‖
+_MIN_STEP, _MAX_STEP = 1e-6, 1e-3  # weight of a proximal step, relative to ‖X‖
 STEPS = 200  # most proximal steps
 
 
@@ -45,7 +45,9 @@ def _infinity(x: Array, y: Array, c: float) -> Array:
     """argmin ‖y − Xw‖² + c t² over |w_i| ≤ t: proximal steps, each a least distance problem, then its face exactly."""
     n = x.shape[1]
     # Keeps the triangular factor well conditioned, whatever the rank of X; small beside c, so that few steps are needed.
-    near = float(np.linalg.norm(x, 2)) * min(max(0.1 * math.sqrt(c) / float(np.linalg.norm(x, 2)), LEAST), MOST)
+    near = float(np.linalg.norm(x, 2)) * min(
+        max(0.1 * math.sqrt(c) / float(np.linalg.norm(x, 2)), _MIN_STEP), _MAX_STEP
+    )
     rows = np.zeros((len(x) + 1, n + 1))
     rows[: len(x), :n], rows[-1, -1] = x, math.sqrt(c)
     q, r = np.linalg.qr(np.vstack([rows, near * np.eye(n + 1)]))

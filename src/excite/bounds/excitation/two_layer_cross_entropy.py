@@ -124,7 +124,7 @@ def _theorem_3(
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _Multipliers:
     mu: Array  # (S,)
     used: Any  # (S, r): which support vectors pull on which unit
     lengths: Array  # (r,): ρ_k
@@ -133,7 +133,9 @@ class _Fit:
     residual: float
 
 
-def _multipliers(hidden: Array, w: Array, signs: Array, s: Array, before: Array, active: Any, on_kink: Any) -> _Fit:
+def _multipliers(
+    hidden: Array, w: Array, signs: Array, s: Array, before: Array, active: Any, on_kink: Any
+) -> _Multipliers:
     """θ = Σ μ_s s ∂f(x_s) + Σ ν_sk s w_k (x_s, 1) + e with μ, ν ≥ 0, the ν for units on whose kink x_s lies.
 
     ½‖θ‖² = ½⟨θ, θ⟩ is then Σ μ_s q_s + Σ ν_sk r_sk + ½⟨θ, e⟩, q_s = ½⟨θ, s ∂f⟩: s f(x_s) up to kinks, where r_sk is near 0.
@@ -146,20 +148,20 @@ def _multipliers(hidden: Array, w: Array, signs: Array, s: Array, before: Array,
     extra = np.zeros((len(at), *theta.shape))
     extra[np.arange(len(at)), unit, 1:] = w[unit, None] * signs[at]
     columns = np.vstack([slopes, extra.reshape(len(at), theta.size)])
-    multipliers, left = nnls(columns.T, theta.reshape(-1), maxiter=100 * sum(columns.shape))
+    multipliers, distance = nnls(columns.T, theta.reshape(-1), maxiter=100 * sum(columns.shape))
     mu, nu = multipliers[: len(signs)], multipliers[len(signs) :]
     weights = mu[:, None] * active
     weights[at, unit] += nu
     error = theta.reshape(-1) - multipliers @ columns
     halves = 0.5 * columns @ theta.reshape(-1)
     residual = max(0.0, float(nu @ halves[len(signs) :])) + 0.5 * max(0.0, float(theta.reshape(-1) @ error))
-    return _Fit(
+    return _Multipliers(
         mu,
         weights > 0,
         np.linalg.norm(weights.T @ signs, axis=1),
         float(halves[: len(signs)][mu > 0].max(initial=0.0)),
         residual,
-        float(left / np.linalg.norm(theta)),
+        float(distance / np.linalg.norm(theta)),
     )
 
 

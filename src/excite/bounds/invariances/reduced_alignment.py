@@ -123,7 +123,7 @@ class _Net:
         made = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.before if s.parameter in weights}
         read = {s.parameter: (k, s) for k, j in enumerate(self.junctions) for s in j.after if s.parameter in weights}
         shapes = {layer.weight_name: layer.weight for layer in wiring.layers}
-        self.split = [s.parameter for _, s in (*made.values(), *read.values()) if not _whole(s)]
+        self.split = [s.parameter for _, s in (*made.values(), *read.values()) if not _covers_parameter(s)]
         self.edges = []
         for path in sorted(p for p in weights if p is not None):
             numbers = shapes[path].numel()
@@ -153,7 +153,7 @@ class _Net:
         ]
 
 
-def _whole(site: Site) -> bool:
+def _covers_parameter(site: Site) -> bool:
     return sum(len(numbers) for numbers in site.index) == site.of
 
 

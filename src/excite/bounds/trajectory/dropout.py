@@ -29,7 +29,7 @@ from excite.bounds.bound import Assumption, Statement
 from excite.bounds.relu_network import ReluNetwork, as_module, relu_network
 from excite.bounds.trajectory.covering import Covering, covering_number
 from excite.bounds.trajectory.patterns import Patterns, patterns, slopes, steepest
-from excite.bounds.trajectory.regions import LIMIT, MOST, EmptyRegions, among, check_points, pursue_some
+from excite.bounds.trajectory.regions import LIMIT, MAX_LIMIT, EmptyRegions, among, check_points, pursue_some
 from excite.errors import InputError
 from excite.lipschitz import largest
 
@@ -151,10 +151,10 @@ class DropoutStatement(Statement):
 
     def __str__(self) -> str:
         program = self.program
-        spoken = program.values[program.reached]
+        bounded = program.values[program.reached]
         lines = [
             f"λ_steady {self.steady:.4g} (heuristic), product of norms {self.product:.4g}, largest constant found {self.found:.4g}; "
-            f"program over dropout patterns: at most {float(spoken.max()) if len(spoken) else math.nan:.4g} at {program.share:.1%} of {len(program.values)} points",
+            f"program over dropout patterns: at most {float(bounded.max()) if len(bounded) else math.nan:.4g} at {program.share:.1%} of {len(program.values)} points",
             *(
                 f"  with {name}: r = {statement.radius:.3g}, N between {statement.covering.at_least} and {statement.covering.at_most:.3g}, "
                 f"error differs by at most {statement.bounds[0]:.3g} to {statement.bounds[1]:.3g}{' (vacuous)' if statement.vacuous else ''}"
@@ -213,7 +213,7 @@ def dropout_generalization(
         raise InputError(f"run: expected a DropoutRun, of excite.train.train_with_dropout; got {shown(run)}")
     if check_number(delta, "delta", 0, 1, above=True) == 1:
         raise InputError("delta: expected a number between 0 and 1; got 1")
-    limit = check_count(limit, "limit", 1, MOST)
+    limit = check_count(limit, "limit", 1, MAX_LIMIT)
     network = relu_network(run.pairs, x, sigmoid=True)
     x, new = check_points(network, x, "training points"), check_points(network, new, "new points")
     around = torch.cat([x, new])

@@ -79,9 +79,9 @@ class Grams:
     _primes: list[int] = field(default_factory=list)
     _draws: np.random.Generator = field(default_factory=lambda: np.random.default_rng(26))
 
-    def basis(self, which: int) -> tuple[int, Array, Array]:
+    def basis(self, number: int) -> tuple[int, Array, Array]:
         """A prime, the columns that do not depend on those before them, and K⁻¹ of these modulo the prime."""
-        while len(self._primes) <= which:
+        while len(self._primes) <= number:
             p = _draw(self._draws)
             if p in self._bases:
                 continue
@@ -92,7 +92,7 @@ class Grams:
             if known and len(self._bases[p][0]) > known[0]:
                 self._primes.clear()
             self._primes.append(p)
-        p = self._primes[which]
+        p = self._primes[number]
         return (p, *self._bases[p])
 
     def depends(self, new: Sequence[Array]) -> Array:

@@ -33,7 +33,7 @@ from excite.errors import InputError, ModelError
 from excite.wiring.piecewise import piecewise_linear
 
 LIMIT = 1000  # distinct activation patterns of training points that enter the program
-MOST = 2**14  # for exact sums modulo a prime
+MAX_LIMIT = 2**14  # for exact sums modulo a prime
 _TOLERANCE = 1e-9  # relative, for rounding
 _NAME = "What training reveals, Theorem 2"
 
@@ -140,7 +140,7 @@ def empty_region(
         [True, False]
     """
     check_choice(form, "form", ("stated", "point"))
-    limit = check_count(limit, "limit", 1, MOST)
+    limit = check_count(limit, "limit", 1, MAX_LIMIT)
     try:
         network = relu_network(model, x, sigmoid=sigmoid)
     except ModelError:

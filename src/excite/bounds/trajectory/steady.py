@@ -149,9 +149,9 @@ def steady_lipschitz(
     if confidence == 1:
         raise InputError("confidence: expected a number above 0 and below 1; got 1")
     after = values[tau:]
-    steady = _with_confidence(after, phi, points, confidence) if gamma is None else _measured(after, phi, gamma, points)
+    steady = _with_confidence(after, phi, points, confidence) if gamma is None else _observed(after, phi, gamma, points)
     value = sigma * steady.phi if gamma is None else (1 + gamma) * sigma * steady.phi
-    terms = {"phi": steady.phi, "sigma": sigma, "share": steady.share, "steps": steady.steps}
+    terms = {"phi": steady.phi, "sigma": sigma, "share": steady.fraction, "steps": steady.steps}
     if product is not None:
         terms |= {"product": product, "tighter": product / value if value else math.inf}
     name, quantity = f"Corollary 1, {PAPER}", "largest local Lipschitz constant at the training points"
@@ -161,12 +161,12 @@ def steady_lipschitz(
 @dataclass(frozen=True)
 class _SteadySteps:
     phi: float
-    share: float  # probability that φ bounds all points at a step drawn at random
+    fraction: float  # probability that φ bounds all points at a step drawn at random
     steps: int
     assumptions: tuple[Assumption, ...]
 
 
-def _measured(after: Floats, phi: float | None, gamma: float, points: int) -> _SteadySteps:
+def _observed(after: Floats, phi: float | None, gamma: float, points: int) -> _SteadySteps:
     """Assumption 1 is measured: φ bounds every point that was drawn."""
     phi = float(after.max()) if phi is None else phi
     checks = (

@@ -65,8 +65,8 @@ class Rule:
     @property
     def key(self) -> str:
         """The rule without its action: two rules with the same key are true of the same metrics."""
-        said = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.name != "then"]
-        return f"{type(self).__qualname__}({', '.join(said)})"
+        settings = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.name != "then"]
+        return f"{type(self).__qualname__}({', '.join(settings)})"
 
     def judge(self, history: History, name: str) -> str | None:
         """Judges one metric.
@@ -240,10 +240,10 @@ class SteeperWhileFlat(Rule):
         """Returns the message if the metric grew while the loss did not fall, else None."""
         if self.loss not in history:
             return None
-        now = history[name].steps[-1]
+        current = history[name].steps[-1]
         means = []
         for metric in (name, self.loss):
-            for last in (now - self.window, now):
+            for last in (current - self.window, current):
                 values = history[metric].between(last - self.window, last)
                 if len(values) < self.measurements or not all(map(math.isfinite, values)):
                     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_KEPT = 1024  # values of a metric that rules can refer to
+_MAX_VALUES = 1024  # values of a metric that rules can refer to
 
 
 class Series:
@@ -30,8 +30,8 @@ class Series:
     """
 
     def __init__(self) -> None:
-        self.steps: deque[int] = deque(maxlen=_KEPT)
-        self.values: deque[float] = deque(maxlen=_KEPT)
+        self.steps: deque[int] = deque(maxlen=_MAX_VALUES)
+        self.values: deque[float] = deque(maxlen=_MAX_VALUES)
         self.largest = -math.inf
         self.first = math.nan
 
@@ -72,8 +72,8 @@ class Series:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the values."""
-        self.steps = deque(state["steps"].tolist(), maxlen=_KEPT)
-        self.values = deque(state["values"].tolist(), maxlen=_KEPT)
+        self.steps = deque(state["steps"].tolist(), maxlen=_MAX_VALUES)
+        self.values = deque(state["values"].tolist(), maxlen=_MAX_VALUES)
         self.largest = float(state["largest"])
         self.first = float(state.get("first", math.nan))
 

@@ -35,12 +35,12 @@ class TrainingClock:
         self.paid = 0.0
 
     def start(self, wait: bool) -> tuple[float, object]:
-        """Begins a stretch of measuring; `wait`: once the device has finished. Returns what `stop` takes."""
+        """Begins a measurement; `wait`: once the device has finished. Returns what `stop` takes."""
         started = None if self._timer is None else self._timer.start()
         return self.now(wait), started
 
     def stop(self, start: tuple[float, object]) -> None:
-        """Ends a stretch of measuring."""
+        """Ends a measurement."""
         self._spent += time.monotonic() - start[0]
         if self._timer is not None:
             self._timer.stop(start[1])
@@ -62,7 +62,7 @@ class TrainingClock:
         return 0.0 if self.steps == 0 else time.monotonic() - self._began - (self._spent - self._spent_before)
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         """Fraction of the time since training began that measuring took."""
         total = time.monotonic() - self._began
         spent = self._spent - self._spent_before if self._timer is None else self._timer.seconds

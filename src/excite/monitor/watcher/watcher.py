@@ -140,7 +140,7 @@ class Watch:
 
         On a GPU this is the time on its own clock: what the host spends while the GPU is busy with training costs nothing.
         """
-        return self._clock.share
+        return self._clock.fraction
 
     def flush(self) -> None:
         """Writes everything measured so far to the run, and waits until it is on the disk."""
@@ -186,25 +186,25 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._failing = error is not None
         try:
             self._close(measure=error is None)
         except BaseException as own:
-            kind, error, trace = kind or type(own), error or own, trace or own.__traceback__
+            error_type, error, trace = error_type or type(own), error or own, trace or own.__traceback__
             raise
         finally:
             if self._owns_run and self.run is not None:
-                self._close_run(kind, error, trace)
+                self._close_run(error_type, error, trace)
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _log(self, values: Mapping[str, Any], owner: Probe) -> None:
+    def _log(self, values: Mapping[str, Any], probe: Probe) -> None:
         if self._closed:
             raise InputError("watch.log after the watch was closed: call it inside the with block")
         scalars = DeviceScalars(values)
         if len(scalars) and rank_and_size()[0] == 0:
-            self._buffer.add_scalars(self.steps, owner, scalars)
+            self._buffer.add_scalars(self.steps, probe, scalars)
 
     def _close(self, *, measure: bool) -> None:
         if self._closed:
@@ -226,10 +226,10 @@ class Watch:
         if failed is not None:
             raise failed
 
-    def _close_run(self, kind: Any, error: Any, trace: Any) -> None:
+    def _close_run(self, error_type: Any, error: Any, trace: Any) -> None:
         try:
             with self.run.patience(5.0):  # type: ignore[union-attr]
-                self.run.__exit__(kind, error, trace)  # type: ignore[union-attr]
+                self.run.__exit__(error_type, error, trace)  # type: ignore[union-attr]
         except RunError as problem:
             if self.strict:
                 raise

@@ -85,10 +85,10 @@ class Moments:
             self._dtype = torch.float32
         rows = rows.detach()
         while len(rows):
-            take = rows[: len(self._block) - self._waiting]
-            self._block[self._waiting : self._waiting + len(take)] = take
-            self._waiting += len(take)
-            rows = rows[len(take) :]
+            chunk = rows[: len(self._block) - self._waiting]
+            self._block[self._waiting : self._waiting + len(chunk)] = chunk
+            self._waiting += len(chunk)
+            rows = rows[len(chunk) :]
             if self._waiting == len(self._block):
                 self._merge()
 
@@ -185,6 +185,6 @@ class Moments:
         spectrum = self.covariance()
         if self.count >= of or spectrum.total <= 0:
             return 0.0
-        spread = max(0.0, self._fourth / self.count - float((spectrum.values**2).sum()))
-        error = math.sqrt(spread / self.count * (1 - self.count / of) / self.width)
+        variance = max(0.0, self._fourth / self.count - float((spectrum.values**2).sum()))
+        error = math.sqrt(variance / self.count * (1 - self.count / of) / self.width)
         return error / float(spectrum.values[0])

@@ -191,7 +191,7 @@ class Rank(Probe):
     def _counted(self, ctx: StepContext) -> Rows:
         """Which rows count in Theorem 1: those of points at which the output is not zero."""
         if is_sharded(ctx.model):  # a pass is one of all processes, and not all may need one
-            return lambda call, shape, what: None
+            return lambda call, shape, inputs: None
         with torch.no_grad(), as_trained(ctx.model, ctx.example):  # type: ignore[arg-type]
             return Live(ctx.model).of(ctx.example, ctx.output)  # type: ignore[arg-type]
 
@@ -205,7 +205,7 @@ class Rank(Probe):
             )
 
     def _changed(self, layer: str, bad: list[int]) -> list[tuple[int, float]]:
-        """(unit, 1 if it is excited no longer, 0 if it is again) for those that changed since the last look."""
+        """(unit, 1 if it is excited no longer, 0 if it is again) for those that changed since the last measurement."""
         before, named = set(self._deficient.get(layer, bad)), self._named.setdefault(layer, [])
         self._deficient[layer] = bad
         changed = [(unit, 1.0) for unit in bad if unit not in before] + [(unit, 0.0) for unit in before - set(bad)]
@@ -227,10 +227,12 @@ class Rank(Probe):
         items = signal.input.shape[0]
         with torch.no_grad():
             positive = signal.positive if self.units else None
-            what = layer_inputs(signal.call, signal.input, positive, max(1, self.max_rows // max(1, items)))
-        step = max(1, math.ceil(len(what.rows) / self.max_rows))
-        active = None if what.active is None else what.active[::step]
-        return LayerInputs(what.rows[::step], what.total, what.sample_index[::step], what.items, active, what.groups)
+            layer = layer_inputs(signal.call, signal.input, positive, max(1, self.max_rows // max(1, items)))
+        step = max(1, math.ceil(len(layer.rows) / self.max_rows))
+        active = None if layer.active is None else layer.active[::step]
+        return LayerInputs(
+            layer.rows[::step], layer.total, layer.sample_index[::step], layer.items, active, layer.groups
+        )
 
     @classmethod
     def default(cls, output: Pick = None) -> Rank:
@@ -258,21 +260,21 @@ def _values(layers: Sequence[str], covariances: Covariances) -> dict[str, float]
     return values
 
 
-def _deficient(what: LayerInputs, live: Tensor | None) -> list[int]:
+def _deficient(inputs: LayerInputs, live: Tensor | None) -> list[int]:
     """The units that these rows do not excite."""
-    rows, active = live_rows(what, live)
-    what = replace(what, rows=rows, active=active)
-    count = what.active.shape[1]  # type: ignore[union-attr]
-    width = what.rows.shape[1] // what.groups
-    points = what.active.sum(0).tolist()  # type: ignore[union-attr]
+    rows, active = live_rows(inputs, live)
+    inputs = replace(inputs, rows=rows, active=active)
+    count = inputs.active.shape[1]  # type: ignore[union-attr]
+    width = inputs.rows.shape[1] // inputs.groups
+    points = inputs.active.sum(0).tolist()  # type: ignore[union-attr]
     bad = []
     for unit in range(count):  # one matrix at a time
         if points[unit] < width:  # so few points cannot use all directions
             bad.append(unit)
             continue
-        unit_sums = UnitSums(range(unit, unit + 1), count, what.rows.shape[1], what.groups, what.rows.device)
-        unit_sums.add(what)
-        (verdict,) = unit_sums.decide(default_tolerance(unit_sums.width, what.rows.dtype), accuracy=1.0)
+        unit_sums = UnitSums(range(unit, unit + 1), count, inputs.rows.shape[1], inputs.groups, inputs.rows.device)
+        unit_sums.add(inputs)
+        (verdict,) = unit_sums.decide(default_tolerance(unit_sums.width, inputs.rows.dtype), accuracy=1.0)
         if not verdict.excited:
             bad.append(unit)
     return bad
@@ -300,7 +302,7 @@ def _fallen(history: MetricSeries) -> list[tuple[str, Change]]:
 
 
 def _ranks(history: MetricSeries) -> list[Finding]:
-    fractions, directions_lost, fallen = history.layers("rank/share"), _lost(history), _fallen(history)
+    fractions, directions_lost, fallen = history.layers("rank/share"), _units_lost(history), _fallen(history)
     names = {layer for layer, _ in fallen}
     risen: list[tuple[str, Change]] = []
     for layer, series in _series(history, "rank/effective").items():
@@ -365,7 +367,7 @@ def _collapse(
     return Finding("warning", f"{text}: {consequence}{tail}", _EXCITE)
 
 
-def _lost(history: MetricSeries) -> dict[str, str]:
+def _units_lost(history: MetricSeries) -> dict[str, str]:
     """By layer "units 3, 17 and 40 are no longer excited".
 
     `rank/unit/LAYER/UNIT` is 1 from the step at which a unit stopped being excited, 0 from the step at which it was again.
@@ -386,7 +388,7 @@ def _units(history: MetricSeries) -> list[Finding]:
     """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
     result = []
     fallen = _fallen(history)
-    directions_lost, named_layers = _lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
+    directions_lost, named_layers = _units_lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()
     for layer, text in directions_lost.items():
         if layer not in named_layers:
             result.append(Finding("warning", f"In layer {layer}, {text} by the example.", _EXCITE))
@@ -411,8 +413,8 @@ def _statistics(history: MetricSeries) -> list[Finding]:
         return []
     last = max(int(steps[-1]) for steps, _ in series.values())
     counts = {source: int(values[-1]) for source, (steps, values) in series.items() if steps[-1] == last}
-    said = "; ".join(f"{counts[source]} {text}" for source, text in _STATISTICS_TEXTS.items() if source in counts)
-    text = f"Statistics of the normalizations when layers were measured: {said}."
+    listed = "; ".join(f"{counts[source]} {text}" for source, text in _STATISTICS_TEXTS.items() if source in counts)
+    text = f"Statistics of the normalizations when layers were measured: {listed}."
     changed = len(counts) < len(series) or any(len(set(values)) > 1 for _, values in series.values())
     if changed:
         text += " It was not the same at all steps: ranks before and after such a change do not compare."

@@ -80,7 +80,7 @@ def richness(
     inspect_layers(model, batches, visit, patches=patches, seed=seed, active=bool(units), notes=notes)
     results = {name: layer.result(tolerance) for name, layer in layers.items()}
     if units:
-        if batches.once:
+        if batches.single_pass:
             raise InputError("units need several passes over the data: give a tensor or a loader, not an iterator")
         chosen = _chosen(units, layers, exact, results)
         for name, result in judge(model, batches, chosen, patches, seed, tolerance, accuracy, memory).items():
@@ -101,14 +101,14 @@ class _LayerMoments:
     groups: int = 1
     dtype: torch.dtype = torch.float64
 
-    def add(self, what: LayerInputs) -> None:
+    def add(self, inputs: LayerInputs) -> None:
         try:
-            self.moments.add(what.rows)
+            self.moments.add(inputs.rows)
         except InputError as error:
             raise InputError(f"layer {self.name!r}: {error}") from error
-        self.rows, self.total = self.rows + len(what.rows), self.total + what.total
-        self.units = None if what.active is None else what.active.shape[1]
-        self.groups, self.dtype = what.groups, what.rows.dtype
+        self.rows, self.total = self.rows + len(inputs.rows), self.total + inputs.total
+        self.units = None if inputs.active is None else inputs.active.shape[1]
+        self.groups, self.dtype = inputs.groups, inputs.rows.dtype
 
     def result(self, tolerance: float | None) -> LayerRichness:
         try:
@@ -124,10 +124,12 @@ class _LayerMoments:
 def _add_to(layers: dict[str, _LayerMoments], exact: int, sketch: int) -> Visit:
     """A visitor that adds the inputs of every affine call to the moments of its layer."""
 
-    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
+    def visit(name: str, call: AffineCall, inputs: LayerInputs, live: Tensor | None) -> None:
         if name not in layers:
-            layers[name] = _LayerMoments(name, call.kind, Moments(what.rows.shape[1], exact, sketch, what.rows.device))
-        layers[name].add(what)
+            layers[name] = _LayerMoments(
+                name, call.kind, Moments(inputs.rows.shape[1], exact, sketch, inputs.rows.device)
+            )
+        layers[name].add(inputs)
 
     return visit
 
@@ -182,9 +184,9 @@ def judge(
 
 
 def _through(model: nn.Module, batches: Iterable[Any], into: dict[str, Any], patches: Patches, seed: int) -> None:
-    def visit(name: str, call: AffineCall, what: LayerInputs, live: Tensor | None) -> None:
+    def visit(name: str, call: AffineCall, inputs: LayerInputs, live: Tensor | None) -> None:
         if name in into:
-            into[name].add(what, live)
+            into[name].add(inputs, live)
 
     inspect_layers(model, batches, visit, patches=patches, seed=seed, active=True)
 
@@ -192,16 +194,16 @@ def _through(model: nn.Module, batches: Iterable[Any], into: dict[str, Any], pat
 def _passes(layers: Sequence[_LayerMoments], memory: int) -> list[dict[str, range]]:
     """Units by pass: small layers together, large ones in parts; at least one unit a pass."""
     passes: list[dict[str, range]] = []
-    left = 0
+    remaining = 0
     for layer in sorted(layers, key=lambda layer: layer.moments.width):
         each, start, units = (layer.moments.width // layer.groups) ** 2 * 8, 0, layer.units or 0
         while start < units:
-            if left < each or not passes:
+            if remaining < each or not passes:
                 passes.append({})
-                left = memory
-            stop = min(units, start + max(1, left // each))
+                remaining = memory
+            stop = min(units, start + max(1, remaining // each))
             passes[-1][layer.name] = range(start, stop)
-            left -= each * (stop - start)
+            remaining -= each * (stop - start)
             start = stop
     return passes
 

@@ -42,15 +42,15 @@ class SampleLayouts:
         chosen = torch.linspace(0, size - 1, min(size, _FEW)).round().long()
 
         def pick(leaf: Any) -> Any:
-            here = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
-            return leaf[chosen.to(leaf.device)] if here else leaf
+            has_samples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size
+            return leaf[chosen.to(leaf.device)] if has_samples else leaf
 
         few = tree_map(pick, batch)
         clean, twice = (_Inputs(Names(model)) for _ in range(2))
         with clean:
-            once = call(model, own_copy(few))
+            output = call(model, own_copy(few))
         with twice:
-            both = call(model, own_copy(repeated(few, 2)))
+            doubled_output = call(model, own_copy(repeated(few, 2)))
         self.inputs: dict[str, Layout | None] = {}
         self.unknown: set[str] = set()
         for name in clean.inputs.keys() & twice.inputs.keys():
@@ -59,9 +59,9 @@ class SampleLayouts:
             except ModelError:
                 self.unknown.add(name)
         self.output: Layout | None = None
-        if isinstance(once, Tensor) and isinstance(both, Tensor):
+        if isinstance(output, Tensor) and isinstance(doubled_output, Tensor):
             with suppress(ModelError):
-                self.output = find_layout(once, both, len(chosen), "the output")
+                self.output = find_layout(output, doubled_output, len(chosen), "the output")
 
     def live(self, output: Tensor, samples: int) -> Tensor | None:
         """(samples,): where the output is not zero; None if that is not known."""
@@ -69,15 +69,15 @@ class SampleLayouts:
             return None
         return (self.output.by_sample(output, samples) != 0).any(1)
 
-    def sample_index(self, call: AffineCall, shape: torch.Size, what: LayerInputs, samples: int) -> Tensor | None:
-        """(R,): the sample that each row of `what` belongs to; None if there is none, or it is not known."""
+    def sample_index(self, call: AffineCall, shape: torch.Size, inputs: LayerInputs, samples: int) -> Tensor | None:
+        """(R,): the sample that each row of `inputs` belongs to; None if there is none, or it is not known."""
         layout = self.inputs.get(call.name)
         if layout is None or shape[layout.axis] % (layout.outer * samples):
             return None
         n = shape[layout.axis]
         along = torch.arange(n) // (n // (layout.outer * samples)) % samples
         if call.kind != "linear":
-            return along[what.sample_index] if layout.axis == 0 and n == what.items else None
+            return along[inputs.sample_index] if layout.axis == 0 and n == inputs.items else None
         places = along.view([-1 if axis == layout.axis else 1 for axis in range(len(shape))]).expand(shape)
         rows = linear_rows(call, places.double())  # not every function that pads or unfolds takes whole numbers
         return rows[:, 0].long() if bool((rows == rows[:, :1]).all()) else None
@@ -98,7 +98,7 @@ class Live:
         """A function that says which rows of a layer count: (R,) bool, or None for all of them."""
         size = batch_size(batch)
         if not isinstance(output, Tensor) or not output.dim() or bool((output != 0).all()):
-            return lambda call, shape, what: None
+            return lambda call, shape, inputs: None
         layouts: SampleLayouts | None = None
         if size == 1:
             live: Tensor | None = (output != 0).any().reshape(1)
@@ -107,13 +107,13 @@ class Live:
             layouts = self._layouts.get(key) or self._layouts.setdefault(key, SampleLayouts(self.model, batch))
             live = layouts.live(output, size)
         if live is not None and bool(live.all()):
-            return lambda call, shape, what: None
+            return lambda call, shape, inputs: None
         if live is not None and not bool(live.any()):
-            return lambda call, shape, what: torch.zeros(len(what.rows), dtype=torch.bool)
+            return lambda call, shape, inputs: torch.zeros(len(inputs.rows), dtype=torch.bool)
 
-        def rows(call: AffineCall, shape: torch.Size, what: LayerInputs) -> Tensor | None:
+        def rows(call: AffineCall, shape: torch.Size, inputs: LayerInputs) -> Tensor | None:
             if live is not None and layouts is not None:
-                sample_index = layouts.sample_index(call, shape, what, size)
+                sample_index = layouts.sample_index(call, shape, inputs, size)
                 if sample_index is not None:
                     return live[sample_index.to(live.device)]
             self.unknown.add(call.name)

@@ -29,20 +29,20 @@ class FrequentDirections:
         """Adds rows (R, D) to the sketch."""
         self.total += float(rows.square().sum())  # ‖A‖²_F
         while len(rows):
-            take = rows[: len(self._rows) - self._used]
-            self._rows[self._used : self._used + len(take)] = take
-            self._used += len(take)
-            rows = rows[len(take) :]
+            chunk = rows[: len(self._rows) - self._used]
+            self._rows[self._used : self._used + len(chunk)] = chunk
+            self._used += len(chunk)
+            rows = rows[len(chunk) :]
             if self._used == len(self._rows):
                 self._shrink()
 
     def _shrink(self) -> None:
         # The singular vectors on the right from those on the left: a small eigenproblem, 2 · size wide.
-        squares, left = torch.linalg.eigh(self._rows @ self._rows.T)
+        squares, vectors = torch.linalg.eigh(self._rows @ self._rows.T)
         cut = squares[self.size - 1].clamp(min=0)  # rising order: number size + 1 from the top
-        squares, left = squares[self.size :], left[:, self.size :]
-        keep = squares > squares[-1] * 1e-14
-        scale = torch.where(keep, ((squares - cut).clamp(min=0) / squares.clamp(min=1e-300)).sqrt(), 0.0)
-        self._rows[: self.size] = scale[:, None] * (left.T @ self._rows)
+        squares, vectors = squares[self.size :], vectors[:, self.size :]
+        nonzero = squares > squares[-1] * 1e-14
+        scale = torch.where(nonzero, ((squares - cut).clamp(min=0) / squares.clamp(min=1e-300)).sqrt(), 0.0)
+        self._rows[: self.size] = scale[:, None] * (vectors.T @ self._rows)
         self._used = self.size
         self.slack += float(cut)

@@ -19,7 +19,7 @@ from excite.errors import InputError
 
 _SMALL = 64  # up to this width all eigenvalues are as quick
 _GUESS = 0.8
-_SHARE = 0.1  # error of a smallest eigenvalue over itself
+_MAX_ERROR = 0.1  # error of a smallest eigenvalue over itself
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -168,7 +168,7 @@ def smallest_eigenvalue(
     inverse = largest(
         lambda v: dtrsv(factor, dtrsv(factor, v, trans=1), overwrite_x=1),
         width,
-        lambda less, more: 1 / less - 1 / more <= min(accuracy * low, _SHARE * (shift + 1 / less)),
+        lambda less, more: 1 / less - 1 / more <= min(accuracy * low, _MAX_ERROR * (shift + 1 / less)),
     )
     above, below = (shift + 1 / x for x in inverse)
     return Smallest(above, (above - below) / low + rounding(width), low, width, width)
@@ -187,8 +187,8 @@ def _deficient(a: Array, tolerance: float) -> Smallest | None:
     width = len(a)
     low, high = _largest(a, within=1.001)
     shift = tolerance * high
-    work = int(lapack.dsytrf_lwork(width, lower=0)[0])
-    factor, pivots, failed = lapack.dsytrf(_shifted(a, shift), lower=0, lwork=work, overwrite_a=1)
+    workspace = int(lapack.dsytrf_lwork(width, lower=0)[0])
+    factor, pivots, failed = lapack.dsytrf(_shifted(a, shift), lower=0, lwork=workspace, overwrite_a=1)
     rank = width - _negative(factor, pivots)
     if failed or rank == width:  # failed: an eigenvalue is the shift itself
         return None
@@ -196,8 +196,8 @@ def _deficient(a: Array, tolerance: float) -> Smallest | None:
     doubt = rounding(width) * high + tolerance * (high - low)
 
     def twice(v: Array) -> Array:
-        once, _ = lapack.dsytrs(factor, pivots, v, lower=0)
-        again, _ = lapack.dsytrs(factor, pivots, once, lower=0)
+        solved, _ = lapack.dsytrs(factor, pivots, v, lower=0)
+        again, _ = lapack.dsytrs(factor, pivots, solved, lower=0)
         return again  # type: ignore[no-any-return]
 
     near = largest(twice, width, lambda less, more: more <= doubt**-2 or less >= doubt**-2, max_products=32)[1] ** -0.5

@@ -87,9 +87,9 @@ class UnitSums:
         self._active = torch.empty(_BLOCK, len(units), dtype=torch.bool, device=device)
         self._waiting = 0
 
-    def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
+    def add(self, inputs: LayerInputs, live: Tensor | None = None) -> None:
         """Adds the rows of a batch for which each unit is active."""
-        rows, active = live_rows(what, live)
+        rows, active = live_rows(inputs, live)
         active = active[:, self.units.start : self.units.stop]
         while len(rows):
             n = min(len(rows), _BLOCK - self._waiting)
@@ -124,9 +124,9 @@ class UnitFactors:
         self.units, self.each, self.width = units, max(1, of // groups), width // groups
         self._factors = {unit: torch.zeros(0, self.width, dtype=torch.float64) for unit in units}
 
-    def add(self, what: LayerInputs, live: Tensor | None = None) -> None:
+    def add(self, inputs: LayerInputs, live: Tensor | None = None) -> None:
         """Adds the rows of a batch for which each unit is active."""
-        rows, active = live_rows(what, live)
+        rows, active = live_rows(inputs, live)
         for unit in self.units:
             own = rows[:, _columns(unit, self.each, self.width)][active[:, unit]].to("cpu", torch.float64)
             if len(own):
@@ -147,13 +147,13 @@ def _columns(unit: int, each: int, width: int) -> slice:
     return slice(first, first + width)
 
 
-def live_rows(what: LayerInputs, live: Tensor | None) -> tuple[Tensor, Tensor]:
+def live_rows(inputs: LayerInputs, live: Tensor | None) -> tuple[Tensor, Tensor]:
     """Without the rows of points at which the network's output is zero, `live` (R,): Theorem 1 leaves them out."""
-    active: Tensor = what.active  # type: ignore[assignment]
+    active: Tensor = inputs.active  # type: ignore[assignment]
     if live is None:
-        return what.rows, active
-    keep = live.to(active.device)
-    return what.rows[keep], active[keep]
+        return inputs.rows, active
+    counted = live.to(active.device)
+    return inputs.rows[counted], active[counted]
 
 
 def collected(smallest_by_block: Sequence[tuple[Smallest, int]], width: int, tolerance: float) -> Units:

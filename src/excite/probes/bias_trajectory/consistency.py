@@ -79,12 +79,12 @@ def consistency(patterns: Tensor, slopes: Tensor) -> Consistent:
 
 
 class _Pieces(ActivationMode):
-    """For every kink of every activation of a pass, which elements of its input are above it; with `keep` the input."""
+    """For every kink of every activation of a pass, which elements of its input are above it; with `keep_inputs` the input."""
 
-    def __init__(self, names: Names, keep: bool = False):
+    def __init__(self, names: Names, keep_inputs: bool = False):
         super().__init__(names)
-        self.keep = keep
-        self.found: list[Tensor] = []
+        self.keep_inputs = keep_inputs
+        self.signals: list[Tensor] = []
         self._smooth: list[int] = []  # those of smooth activations since the last affine call
 
     def visit(self, call: AffineCall) -> Tensor:
@@ -94,9 +94,9 @@ class _Pieces(ActivationMode):
     def activated(self, activation: ActivationCall) -> None:
         for kink in activation.kinks:
             if activation.smooth:
-                self._smooth.append(len(self.found))
+                self._smooth.append(len(self.signals))
             input = activation.input.detach()
-            self.found.append(input.clone() if self.keep else input > kink)
+            self.signals.append(input.clone() if self.keep_inputs else input > kink)
 
     def opaque(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function.__name__.startswith("rnn_relu"):
@@ -107,18 +107,18 @@ class _Pieces(ActivationMode):
 
     def hidden(self) -> list[Tensor]:
         """All but those of a smooth function after the last affine call: the paper's sigmoid at the output is no pattern."""
-        return [signal for i, signal in enumerate(self.found) if i not in self._smooth]
+        return [signal for i, signal in enumerate(self.signals) if i not in self._smooth]
 
 
 def patterns_and_slopes(model: nn.Module, x: Tensor, output: Pick = None) -> tuple[Tensor, Tensor]:
     """Which hidden units are active (N, units), and ‖∇f‖₂ (N,), of the function that training changes; see `Consistency`."""
-    return _measured(model, x, output, None)[:2]
+    return _patterns_and_slopes(model, x, output, None)[:2]
 
 
 Layouts = list[Layout | None]
 
 
-def _measured(
+def _patterns_and_slopes(
     model: nn.Module, x: Tensor, output: Pick, layouts: Layouts | None
 ) -> tuple[Tensor, Tensor, Layouts, dict[str, Source]]:
     size = batch_size(x)
@@ -148,12 +148,12 @@ def _layouts(model: nn.Module, x: Tensor) -> Layouts:
     few = x.detach()[:8]
     result = []
     for batch in (few, torch.cat([few, few])):
-        with _Pieces(Names(model), keep=True) as pieces, torch.no_grad():
+        with _Pieces(Names(model), keep_inputs=True) as pieces, torch.no_grad():
             call(model, batch.clone())
         result.append(pieces.hidden())
     if len(result[0]) != len(result[1]):
         raise ModelError("the model calls other activations for other batches: patterns cannot be followed")
-    return [find_layout(once, two, len(few), f"activation {i + 1}") for i, (once, two) in enumerate(zip(*result))]
+    return [find_layout(single, two, len(few), f"activation {i + 1}") for i, (single, two) in enumerate(zip(*result))]
 
 
 class Consistency(Probe):
@@ -218,7 +218,9 @@ class Consistency(Probe):
             raise InputError(
                 "the consistency probe needs an example batch, one tensor: excite.watch(model, example=x, ...)"
             )
-        signs, slopes, self._layouts, statistics = _measured(ctx.model, ctx.example, self.output, self._layouts)
+        signs, slopes, self._layouts, statistics = _patterns_and_slopes(
+            ctx.model, ctx.example, self.output, self._layouts
+        )
         signs, slopes = signs.cpu(), slopes.cpu()
         before, self._last = self._last, signs
         generator = torch.Generator().manual_seed(0)

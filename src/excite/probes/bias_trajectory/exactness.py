@@ -144,7 +144,7 @@ def applies_link(node: Any, after: int) -> bool:
     visited: set[Any] = set()
     while waiting and len(visited) < 1000:
         item = waiting.pop()
-        if item is None or item in visited or not _later(item, after):
+        if item is None or item in visited or not _is_later(item, after):
             continue
         visited.add(item)
         if item.name().startswith(_LINKS):
@@ -153,6 +153,6 @@ def applies_link(node: Any, after: int) -> bool:
     return False
 
 
-def _later(node: Any, after: int) -> bool:
+def _is_later(node: Any, after: int) -> bool:
     number: Callable[[], int] | None = getattr(node, "_sequence_nr", None)
     return number is not None and number() > after and "AccumulateGrad" not in node.name()

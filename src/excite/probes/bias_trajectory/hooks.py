@@ -23,16 +23,16 @@ from excite.errors import ExciteError, ModelError
 from excite.probes.bias_trajectory.sites import TracedLayer
 
 Inspect = Callable[[TracedLayer, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df‖
-Given = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
     """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    others = tuple(i for i in range(gradient.dim()) if i != axis)
-    if not others or gradient.numel() == gradient.shape[axis]:
+    other_axes = tuple(i for i in range(gradient.dim()) if i != axis)
+    if not other_axes or gradient.numel() == gradient.shape[axis]:
         return gradient.detach().to(wide).abs().reshape(-1)
-    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=others, dtype=wide)
+    norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=other_axes, dtype=wide)
     return norms
 
 
@@ -68,13 +68,13 @@ class _Pass:
     of second order in dL/dz, so where both go through one forward pass the gradients of the penalty's count: `inner`.
     """
 
-    __slots__ = ("counted", "given", "inner", "outer", "paired", "parameters", "slope", "turns")
+    __slots__ = ("arguments", "calls", "counted", "inner", "outer", "paired", "parameters", "slope")
 
-    def __init__(self, inputs: Given | None, parameters: tuple[Tensor, ...] | None) -> None:
-        self.given = inputs  # the model's arguments, if asked for
+    def __init__(self, inputs: Arguments | None, parameters: tuple[Tensor, ...] | None) -> None:
+        self.arguments = inputs  # the model's arguments, if asked for
         self.parameters = parameters  # where others stand in for the model's own (torch.func.functional_call)
         self.slope: Tensor | None = None  # of the link function at f
-        self.turns: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
         self.inner: _Gradients | None = None
         self.outer: _Gradients | None = None
         self.paired: set[str] = set()  # sites for which `inner` counted
@@ -131,17 +131,17 @@ class Hooks:
         self.repeated = False  # whether several backward passes went through one forward pass
         self.number = 0  # of the node that made f, in the order of autograd
         self.direction: Tensor | None = None  # the last dL/df, if asked for,
-        self.given: Given | None = None  # and the arguments of its forward pass
+        self.arguments: Arguments | None = None  # and the arguments of its forward pass
         self.failure: Exception | None = None
         self.resting = False  # passes go by unseen
-        self._take, self._before, self._inspect, self._directions = pair, before, inspect, directions
+        self._on_pair, self._before, self._inspect, self._directions = pair, before, inspect, directions
         self._inspecting = False
         self._current: _Pass | None = None
         self._mode: _Mode | None = None
         self._live = True
         names = ((m, name) for m in model.modules() for name, p in m._parameters.items() if p is not None)
-        self._owner = next(names, None)  # of the first parameter
-        self._first = None if self._owner is None else self._owner[0]._parameters[self._owner[1]]
+        self._first_owner = next(names, None)  # of the first parameter
+        self._first = None if self._first_owner is None else self._first_owner[0]._parameters[self._first_owner[1]]
         self._node: Any = None  # of its gradient; looked up once, because that takes a while
         self._sharded = is_sharded(model) or any(
             type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()
@@ -170,15 +170,18 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._leave()
-        self.direction = self.given = self._node = None
+        self._end_pass()
+        self.direction = self.arguments = self._node = None
 
     # -- forward -------------------------------------------------------------------------------------------------
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leave()
+        self._end_pass()
         if self.resting or not (self._live and torch.is_grad_enabled()) or self.failure is not None or probes_ignored():
             return
-        swapped = self._owner is not None and self._owner[0]._parameters.get(self._owner[1]) is not self._first
+        swapped = (
+            self._first_owner is not None
+            and self._first_owner[0]._parameters.get(self._first_owner[1]) is not self._first
+        )
         parameters = tuple(self.model.parameters()) if swapped else None
         self._current = _Pass((args, kwargs) if self._directions else None, parameters)
         try:
@@ -189,7 +192,7 @@ class Hooks:
             self._mode = _Mode(self._names, self)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _leave(self) -> None:
+    def _end_pass(self) -> None:
         self._current = None
         if self._mode is not None:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -201,7 +204,7 @@ class Hooks:
             if torch._C._current_graph_task_id() != -1:
                 self.recomputed.add(path)
             return
-        turn = current.turns[path] = current.turns.get(path, 0) + 1
+        turn = current.calls[path] = current.calls.get(path, 0) + 1
         site = self._owned.get((path, turn))
         if site is not None and isinstance(output, Tensor):
             self.reached(site, output)
@@ -213,7 +216,7 @@ class Hooks:
 
     def _end(self, module: nn.Module, args: Any, returned: Any) -> None:
         current = self._current
-        self._leave()
+        self._end_pass()
         if current is None or returned is None:
             return
         try:
@@ -304,7 +307,7 @@ class Hooks:
         assert result is not None
         assert result.error is not None
         if current.counted is None:
-            current.counted, self.direction, self.given = result.backward, result.direction, current.given
+            current.counted, self.direction, self.arguments = result.backward, result.direction, current.arguments
             if inner is not None and inner.error is not None:
                 self.repeated, self.direction = True, inner.direction
                 current.paired = {site.name for site, _, _ in inner.at_z}
@@ -321,7 +324,7 @@ class Hooks:
             raise ModelError(
                 f"layer {site.name!r} saw {len(norm)} samples and the output has {len(error)}: expected one row per sample"
             )
-        self._take(site.name, norm, error)
+        self._on_pair(site.name, norm, error)
         if full_norm is not None and self._inspect is not None:
             self._inspect(site, full_norm, error)
 

@@ -19,7 +19,7 @@ from excite._core.lanczos import krylov_space
 from excite.probes.bias_trajectory.sites import TracedLayer
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
-_WORK = 5e8  # multiplications spent on the singular values of active rows
+_MAX_PRODUCTS = 5e8  # multiplications spent on the singular values of active rows
 _SPACE = 20  # dimension of a search for the largest singular value, before it restarts from its result
 _NOISE = 0.3  # relative to the vector from which a search continues
 
@@ -86,16 +86,16 @@ class LayerOperator:
         weight = call.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         call = call.linear_part(wide)
-        args, (place, *inner) = list(call.args), call.input_at
+        args, (argument, *inner) = list(call.args), call.input_at
         device = weight.device.type
 
         def run(x: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
-                if call.before or inner or not isinstance(place, int):
+                if call.before or inner or not isinstance(argument, int):
                     return call.run(x.movedim(0, in_axis)).movedim(axis, 0)
-                args[place] = x.movedim(0, in_axis)
+                args[argument] = x.movedim(0, in_axis)
                 output: Tensor = call.function(*args, **call.kwargs).movedim(axis, 0)
-                args[place] = None
+                args[argument] = None
                 return output
 
         shape = [n for i, n in enumerate(self.site.shape) if i != in_axis]
@@ -239,26 +239,26 @@ class LayerOperator:
             written = self.apply(basis.reshape(inputs, *zeros.shape[1:])).reshape(inputs, -1).T
         size = weight.abs().amax()
 
-        def found() -> Tensor | None:
+        def minimum() -> Tensor | None:
             if not math.isfinite(float(size)):
                 return torch.full((count,), math.nan, dtype=zeros.dtype, device=active.device)
             if bool(more.all()):
                 return torch.zeros(count, dtype=zeros.dtype, device=active.device)
             return None if written is None else _smallest(written, flat)
 
-        return found
+        return minimum
 
 
 def _by_pattern(matrix: Tensor, active: Tensor) -> Tensor | None:
     """The same for a matrix on the last axis, pattern by pattern."""
     if not bool(matrix.isfinite().all()):
         return matrix.new_full((len(active),), math.nan)
-    patterns, owner = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
+    patterns, pattern_of = torch.unique(active.reshape(-1, len(matrix)), dim=0, return_inverse=True)
     result = _smallest(matrix, patterns)
     if result is None:
         return None
     result = torch.where(patterns.any(1), result, math.inf)  # a position without active rows does not count
-    minimum = result[owner].reshape(len(active), -1).amin(1)
+    minimum = result[pattern_of].reshape(len(active), -1).amin(1)
     return torch.where(torch.isinf(minimum), 0.0, minimum)
 
 
@@ -269,7 +269,7 @@ def _smallest(matrix: Tensor, patterns: Tensor) -> Tensor | None:
     result = matrix.new_zeros(len(patterns))
     possible = (sizes > 0) & (sizes <= inputs)
     rows = int(possible.sum())
-    if rows * outputs * inputs * min(outputs, inputs) > _WORK:
+    if rows * outputs * inputs * min(outputs, inputs) > _MAX_PRODUCTS:
         if outputs > inputs:
             return None
         # Rows taken out of a wide matrix can only raise its smallest singular value.

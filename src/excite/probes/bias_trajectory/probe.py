@@ -316,8 +316,8 @@ class Trajectory(Probe):
 
     def _clean_pass(self, hooks: Hooks) -> dict[str, Tensor]:
         """‖J'u‖ on the last batch without noise and coupling, u the unit gradient of the loss at the output."""
-        if hooks.given is not None:  # the pass that the direction is from
-            args, kwargs = hooks.given
+        if hooks.arguments is not None:  # the pass that the direction is from
+            args, kwargs = hooks.arguments
             self._batch = dict(kwargs) if kwargs and not args else tuple(args)
         if self._batch is None:
             return {}

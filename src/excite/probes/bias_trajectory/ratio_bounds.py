@@ -17,24 +17,24 @@ from excite.probes.bias_trajectory.sites import TracedLayer
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """Read off the weights when it was made. `found` says what there is to write; it waits for the device."""
+    """Read off the weights when it was made. `result` returns the values; it waits for the device."""
 
     updates: Tensor  # (B,), NaN for a sample without a loss gradient
     gradient_norms: Tensor  # (B,)
     sigma: Estimate
-    least: Callable[[], Tensor | None]
+    minimum: Callable[[], Tensor | None]
 
     @staticmethod
     def of(site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator) -> RatioBounds:
-        """From dL/dz and ‖dL/df‖ of a pass. σ is followed from look to look, and what that leaves is its error."""
+        """From dL/dz and ‖dL/df‖ of a pass. σ is followed from measurement to measurement, and what that leaves is its error."""
         updates, gradient_norms, active = ratio_and_slope(site, gradient, errors, operator)
         return RatioBounds(updates, gradient_norms, operator.follow(), operator.smallest_active(active))
 
     def result(self, vector: bool) -> tuple[dict[str, Any], bool]:
         """Values by name, and whether σ is an estimate. For a `vector` as output there is no upper bound."""
-        (sigma, error), minimum = self.sigma.result(), self.least()
-        upper, slack = self.updates * sigma, 1e-5 + 2 * error
-        bad = self.gradient_norms > upper * (1 + slack)
+        (sigma, error), minimum = self.sigma.result(), self.minimum()
+        upper, margin = self.updates * sigma, 1e-5 + 2 * error
+        bad = self.gradient_norms > upper * (1 + margin)
         values: dict[str, Any] = {
             "sigma": sigma,
             "lipschitz": self.gradient_norms.nanmean(),
@@ -44,7 +44,7 @@ class RatioBounds:
             values["upper"] = upper.nanmean()
         if minimum is not None:
             lower = self.updates * minimum
-            bad |= self.gradient_norms < lower * (1 - slack) - slack * upper * (self.updates.dtype != torch.float64)
+            bad |= self.gradient_norms < lower * (1 - margin) - margin * upper * (self.updates.dtype != torch.float64)
             values["lower"] = lower.nanmean()
         return values | {"violations": bad.sum()}, error > 0
 

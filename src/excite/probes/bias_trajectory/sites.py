@@ -63,13 +63,13 @@ class Finder(AffineMode):
 
     def __init__(self, names: Names):
         super().__init__(names)
-        self.found: list[_RecordedCall] = []
+        self.calls: list[_RecordedCall] = []
         self.functions: set[str] = set()
 
     def visit(self, call: AffineCall) -> Tensor:
         """Runs an affine call and records it with its output."""
         output = call.run(call.input)
-        self.found.append(_RecordedCall(call, output, checkpointed=in_reentrant_checkpoint()))
+        self.calls.append(_RecordedCall(call, output, checkpointed=in_reentrant_checkpoint()))
         return output
 
     def other(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,15 +96,15 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
     Runs the model in its own mode on two and on three samples of the example and leaves it as it was.
     """
     two = _run(model, resized(example, 2))
-    if not two.found:
+    if not two.calls:
         raise ModelError("the model has no affine layer that can be seen: expected linear layers or convolutions")
     try:
-        three: list[_RecordedCall] | None = _run(model, resized(example, 3)).found
+        three: list[_RecordedCall] | None = _run(model, resized(example, 3)).calls
     except ExciteError:
         three = None
-    if three is not None and [f.call.name for f in three] != [f.call.name for f in two.found]:
+    if three is not None and [f.call.name for f in three] != [f.call.name for f in two.calls]:
         three = None
-    names = [f.call.name for f in two.found]
+    names = [f.call.name for f in two.calls]
     if layers == "first":
         chosen = names[:1]
     elif layers == "all":
@@ -119,7 +119,7 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
     known = Names(model)
     sites = {
         f.call.name: _site(f, three[i] if three is not None else None, known)
-        for i, f in enumerate(two.found)
+        for i, f in enumerate(two.calls)
         if f.call.name in chosen or i == 0
     }
     return TracedLayers(
@@ -130,13 +130,13 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
 def _run(model: nn.Module, batch: Batch) -> Finder:
     """One pass with gradients; modules are asked for what they return, to know who owns which call."""
     finder = Finder(Names(model))
-    turns: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def returned(path: str, output: Any) -> None:
-        turns[path] = turns.get(path, 0) + 1
-        for site in finder.found:
+        counts[path] = counts.get(path, 0) + 1
+        for site in finder.calls:
             if site.output is output and site.module is None:
-                site.module, site.turn = path, turns[path]
+                site.module, site.turn = path, counts[path]
 
     handles = [
         module.register_forward_hook(lambda _, __, output, path=path: returned(path, output))

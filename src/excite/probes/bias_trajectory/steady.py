@@ -15,7 +15,7 @@ from torch import Tensor
 
 from excite.probes.bias_trajectory.windows import wide
 
-MOST = 256  # blocks that are kept, an even number
+MAX_BLOCKS = 256  # blocks that are kept, an even number
 
 
 class Steady:
@@ -41,7 +41,7 @@ class Steady:
     def add(self, step: int, largest: float | Tensor) -> dict[str, float | Tensor]:
         """The largest update of the window that ends with `step`, NaN if there was none; `phi` and `tau` with it."""
         if self._inside == self._width or not self._ends:
-            if len(self._ends) == MOST:
+            if len(self._ends) == MAX_BLOCKS:
                 self._merge()
             self._ends.append(step)
             self._inside = 0
@@ -73,7 +73,7 @@ class Steady:
         return {"phi": phi + known, "tau": (ends * (peaks > phi)).amax() + known}
 
     def _empty(self) -> Tensor:
-        table = torch.zeros(2, MOST, dtype=wide(self._device), device=self._device)
+        table = torch.zeros(2, MAX_BLOCKS, dtype=wide(self._device), device=self._device)
         table[1].fill_(-math.inf)
         return table
 

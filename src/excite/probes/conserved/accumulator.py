@@ -15,7 +15,7 @@ from excite.probes.conserved.norm_terms import NormTerms
 from excite.probes.conserved.step_terms import StepRecord
 from excite.probes.conserved.update_terms import PARTS
 
-_KEPT = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
+_STATE = ("parts", "start", "value", "scale", "worst", "worst_step", "flagged")
 # Under autocast the gradients of a law are off by so many eps, as a fraction of their norm: weight, input, output and output gradient
 # are each rounded once, on the side of the producers and on that of the consumers.
 _AUTOCAST = 8.0
@@ -37,7 +37,7 @@ class Accumulator:
         norms: NormTerms | None = None,
     ):
         self._sums, self._tolerance, self._norms = sums, tolerance, norms
-        device, count = sums.owner.device, sums.count
+        device, count = sums.parameter_index.device, sums.count
         self.ww: Tensor | None = (
             rows  # row sums of the squared weights after the last step; None: they are to be computed again
         )
@@ -58,7 +58,7 @@ class Accumulator:
 
     def commit(self, records: Sequence[StepRecord]) -> Tensor:
         """(steps, 2 + terms, channels): drift, scale and terms after each of the steps."""
-        result = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.kind)]
+        result = [self._commit(list(some)) for _, some in groupby(records, key=lambda record: record.batch_key)]
         return result[0] if len(result) == 1 else torch.cat(result)
 
     @property
@@ -76,7 +76,7 @@ class Accumulator:
 
     def _commit(self, records: list[StepRecord]) -> Tensor:
         rows = torch.stack([record.rows for record in records])
-        groups, group_matrix = self._grouped(records[0].owner)
+        groups, group_matrix = self._grouped(records[0].form_of)
         made, read = self._sums.sides(rows, groups, len(records[0].forms))  # (steps, products, groups, channels)
         sums = made - read
         value, size = sums[:, 0].sum(1), (made[:, 0] + read[:, 0]).sum(1)
@@ -85,18 +85,18 @@ class Accumulator:
         before = torch.cat([self.value[None], value[:-1]])
         residual = value - before - terms_by_name.sum(1)
         if records[0].missing:  # what is left there was not predicted
-            unknown = torch.isin(self._law, self._told(list(records[0].missing)).long())
+            unknown = torch.isin(self._law, self._to_device(list(records[0].missing)).long())
             terms_by_name[:, PARTS.index("update")] += torch.where(unknown, residual, 0.0)
             residual = torch.where(unknown, 0.0, residual)
         scale = torch.cummax(torch.cat([self.scale[None], size]), 0).values[1:]
         allowed = self._tolerance * scale
         if any(any(record.rounding) for record in records):
-            rounding = self._told([record.rounding for record in records])
+            rounding = self._to_device([record.rounding for record in records])
             allowed = allowed + rounding[:, :1] * terms + rounding[:, 1:] * size
         if any(record.passes for record in records) and "gg" in records[0].products:
             # w·g = 0 for gradients in exact arithmetic; each of their numbers is off by up to some eps.
             gradients = sum(side[:, records[0].products.index("gg")].sum(1) for side in (made, read))
-            passes = self._told([2 * max(record.rates) * _AUTOCAST * record.passes for record in records])
+            passes = self._to_device([2 * max(record.rates) * _AUTOCAST * record.passes for record in records])
             allowed = allowed + passes[:, None] * (size * gradients).sqrt()
         residual = residual.abs()
         self._note(records[0].step, residual, residual <= allowed)
@@ -110,8 +110,8 @@ class Accumulator:
     def _integrate(self, records: list[StepRecord], sums: Tensor, group_matrix: Tensor) -> None:
         """Moves the integral of the laws on by these steps."""
         products = {name: sums[:, i] for i, name in enumerate(records[0].products)}
-        one = group_matrix.sum(0) == 1  # all weights of the law have the same settings
-        group = torch.where(one, group_matrix.argmax(0), -1)[self._law]
+        uniform = group_matrix.sum(0) == 1  # all weights of the law have the same settings
+        group = torch.where(uniform, group_matrix.argmax(0), -1)[self._law]
         self.integral.advance([record.motions for record in records], products, self._eps_terms(records), group)
 
     def _terms_of(
@@ -143,7 +143,7 @@ class Accumulator:
                 [[[form.get(term, {}).get(name, 0.0) for form in record.forms] for name in names] for term in occur]
                 for record in records
             ]
-            matrix = self._told(weights)  # (steps, terms, products, groups)
+            matrix = self._to_device(weights)  # (steps, terms, products, groups)
             for i, term_name in enumerate(occur):
                 for k in range(len(names)):
                     if any(
@@ -153,7 +153,7 @@ class Accumulator:
                         terms_by_name[:, PARTS.index(term_name)] += term
                         terms += term.abs()
         if eps is not None or len(record.forms) > 1:
-            rates = self._told([record.rates for record in records])
+            rates = self._to_device([record.rates for record in records])
             # The largest rate of the law: with that of a layer which does not move, nothing would be left to check.
             of_law = (rates[:, :, None] * group_matrix).amax(1)[:, self._law]
             if eps is not None:
@@ -171,23 +171,23 @@ class Accumulator:
         terms = terms[:, self._norms.position] * self._norms.sign
         return terms.new_zeros(len(records), self._sums.count).index_add_(1, self._norms.channel, terms)
 
-    def _told(self, numbers: Sequence[Any]) -> Tensor:
+    def _to_device(self, numbers: Sequence[Any]) -> Tensor:
         """As a tensor on the device, without waiting for it."""
-        here = torch.tensor(numbers, dtype=torch.float64)
+        tensor = torch.tensor(numbers, dtype=torch.float64)
         if self._law.is_cuda:
-            here = here.pin_memory()
-        return here.to(self._law.device, non_blocking=True)
+            tensor = tensor.pin_memory()
+        return tensor.to(self._law.device, non_blocking=True)
 
-    def _grouped(self, owner: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _grouped(self, forms: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Of which group every row is, and (groups, laws) whether a group takes part in a law."""
-        if owner not in self._owners:
+        if forms not in self._owners:
             device = self._law.device
-            table = torch.tensor(owner, dtype=torch.long).to(device)
-            group_matrix = torch.zeros(1 + max(owner, default=0), len(self._members), dtype=torch.float64)
+            table = torch.tensor(forms, dtype=torch.long).to(device)
+            group_matrix = torch.zeros(1 + max(forms, default=0), len(self._members), dtype=torch.float64)
             for law, members in enumerate(self._members):
-                group_matrix[[owner[i] for i in members], law] = 1.0
-            self._owners = {owner: (table[self._sums.owner], group_matrix.to(device))}
-        return self._owners[owner]
+                group_matrix[[forms[i] for i in members], law] = 1.0
+            self._owners = {forms: (table[self._sums.parameter_index], group_matrix.to(device))}
+        return self._owners[forms]
 
     def _note(self, step: int, residual: Tensor, allowed: Tensor) -> None:
         """The largest residual of a channel so far, and the first one that is not allowed; NaN is not. Rows count from `step`."""
@@ -202,11 +202,11 @@ class Accumulator:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""
-        return {name: getattr(self, name).clone() for name in _KEPT} | {"integral": self.integral.state_dict()}
+        return {name: getattr(self, name).clone() for name in _STATE} | {"integral": self.integral.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
-        for name in _KEPT:
+        for name in _STATE:
             setattr(self, name, state[name].to(getattr(self, name)).clone())
         self.integral.load_state_dict(state.get("integral"))
         self.ww = None

@@ -44,11 +44,11 @@ class DecayShare:
         for i, setting in enumerate(settings):
             if trained[i]:
                 alike.setdefault(_recursion(setting, self._fresh[i]), []).append(i)
-        for (keep, gain), which in alike.items():
-            buffers = [self.buffers[i] for i in which]
-            torch._foreach_mul_(buffers, keep)
+        for (factor, gain), indices in alike.items():
+            buffers = [self.buffers[i] for i in indices]
+            torch._foreach_mul_(buffers, factor)
             if gain:
-                torch._foreach_add_(buffers, [before[i] for i in which], alpha=gain)
+                torch._foreach_add_(buffers, [before[i] for i in indices], alpha=gain)
         result = []
         for i, (setting, w, buffer) in enumerate(zip(settings, before, self.buffers)):
             decay = float(setting["weight_decay"])

@@ -56,8 +56,8 @@ def check_wiring(sites: Sequence[Site], parameters: Mapping[str, Tensor]) -> Non
                 continue
         except (RuntimeError, IndexError):
             pass
-        what = "there is none" if result is None else f"here it has shape {tuple(result.shape)}"
-        raise InputError(f"conservation: the wiring is that of another model: it has {site.parameter}, and {what}")
+        problem = "there is none" if result is None else f"here it has shape {tuple(result.shape)}"
+        raise InputError(f"conservation: the wiring is that of another model: it has {site.parameter}, and {problem}")
 
 
 @dataclass
@@ -83,7 +83,7 @@ class LawSums:
         # Parameters of one shape stand side by side, so that one operation sums the rows of all of them.
         together: dict[object, list[str]] = {}
         for path, sites in targets.items():
-            signature = shapes[path], tuple(_kind(use, path) for use in sites)
+            signature = shapes[path], tuple(_sum_key(use, path) for use in sites)
             together.setdefault(signature, []).append(path)
         self.paths = [path for alike in together.values() for path in alike]
         number = {path: i for i, path in enumerate(self.paths)}
@@ -108,7 +108,7 @@ class LawSums:
                         result.append((number[path], target, times))
         empty = [torch.zeros(0, dtype=torch.long)]
         # (rows,): which parameter a row belongs to, and which channel it counts for: channels as made, then as read
-        self.owner = torch.cat([torch.full((len(target),), n) for n, target, _ in result] or empty).to(device)
+        self.parameter_index = torch.cat([torch.full((len(target),), n) for n, target, _ in result] or empty).to(device)
         self._target = torch.cat([target for _, target, _ in result] or empty).to(device)
         self._times: Tensor | None = None  # (rows, 1): how often, where that is not once for all
         if any(times != 1 for *_, times in result):
@@ -186,12 +186,12 @@ class LawSums:
         """
         wide = 2 * self.count + 1  # the last one collects rows without a law
         target = self._target if groups is None else self._target + wide * groups
-        many = math.prod(rows.shape[:-1])
-        flat = torch.empty(rows.shape[-1], many, dtype=torch.float64, device=self._device)
-        flat.copy_(rows.reshape(many, rows.shape[-1]).T)  # what is added together lies together
+        num_sums = math.prod(rows.shape[:-1])
+        flat = torch.empty(rows.shape[-1], num_sums, dtype=torch.float64, device=self._device)
+        flat.copy_(rows.reshape(num_sums, rows.shape[-1]).T)  # what is added together lies together
         if self._times is not None:
             flat *= self._times
-        total = torch.zeros(count * wide, many, dtype=torch.float64, device=self._device)
+        total = torch.zeros(count * wide, num_sums, dtype=torch.float64, device=self._device)
         total.index_add_(0, target, flat)
         shape = (*rows.shape[:-1], wide) if groups is None else (*rows.shape[:-1], count, wide)
         total = total.T.reshape(shape)
@@ -214,7 +214,7 @@ def _plain(slot: Slot) -> bool:
     return not slot.source.steps and slot.order is None
 
 
-def _kind(use: _Use, path: str) -> object:
+def _sum_key(use: _Use, path: str) -> object:
     """Equal for sites whose rows are summed in the same way; anything unusual is like itself alone."""
     slot, side, times, turn = use
     return (slot.shape, slot.swapped, side, times, turn) if _plain(slot) else (path, side, times, turn)

@@ -130,7 +130,7 @@ class Ledger:
         self._snapshots: list[Snapshot] = []  # requested after some of them
         self._summarizer = Summarizer(laws, self._sums.count, device)
         self._failure: Exception | None = None
-        hooks = self._kept(self._before), self._kept(self._after)
+        hooks = self._guarded(self._before), self._guarded(self._after)
         self._hooks = [optimizer.register_step_pre_hook(hooks[0]), optimizer.register_step_post_hook(hooks[1])]
 
     def _sums_over_classes(
@@ -138,14 +138,14 @@ class Ledger:
     ) -> TranslationSums:
         """Those whose weights are in the optimizer."""
         inside = [
-            one
-            for one in translations
-            if all(path is None or id(parameters[path]) in known for path in (one.parameter, one.bias))
+            translation
+            for translation in translations
+            if all(path is None or id(parameters[path]) in known for path in (translation.parameter, translation.bias))
         ]
         return TranslationSums(inside, parameters, self.optimizer.state, self.rule == "sgd")
 
     # -- at every step -------------------------------------------------------------------------------------------
-    def _kept(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         def guarded(*args: Any) -> None:
             if self._failure is None:
                 try:
@@ -339,7 +339,7 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 

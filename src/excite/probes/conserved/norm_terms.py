@@ -39,7 +39,7 @@ _MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "rms_norm": (nn.RMSNorm,),
 }
 _WRITTEN = ("layer_norm", "rms_norm")
-_NOT_KEPT = "its input is not kept until the backward pass (activation checkpointing or offloading)"
+_INPUT_NOT_SAVED = "its input is not kept until the backward pass (activation checkpointing or offloading)"
 _BATCH_NODES = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -171,12 +171,12 @@ class _Norm:
         self.span = slice(start, start + int(counts.get(site.op, getattr(module, "num_features", 0))))
         self.closure = False  # passes come inside a step, and γ changes before their term is read
         self.untraceable = ""  # why a pass since the last step could not be followed
-        self._open: weakref.WeakSet[_Pass] = weakref.WeakSet()
+        self._unfinished: weakref.WeakSet[_Pass] = weakref.WeakSet()
         self.inverse: Tensor | None = None  # of the only pass there was
         self.total: Tensor | None = None
         self.size: Tensor | None = None  # of the reference's gradient when `total` was made
         self._base: Tensor | None = None  # total of the passes before those that come now
-        self._coming: Tensor | None = None  # of passes whose gradient has not reached the reference yet
+        self._unaccumulated: Tensor | None = None  # of passes whose gradient has not reached the reference yet
         self._alone: Tensor | None = None
 
     def handles(self) -> list[Any]:
@@ -189,8 +189,8 @@ class _Norm:
         if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and output.requires_grad) or probes_ignored():
             return
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        where = "" if hooks is None else getattr(hooks[0], "__qualname__", "")
-        if where.startswith("_recomputation_hook"):  # its gradients go through the graph of the first computation
+        hook_name = "" if hooks is None else getattr(hooks[0], "__qualname__", "")
+        if hook_name.startswith("_recomputation_hook"):  # its gradients go through the graph of the first computation
             return
         inverse = None
         if getattr(self.module, "running_mean", None) is not None and not self.module.training:
@@ -201,10 +201,10 @@ class _Norm:
             if inverse is None:
                 return
         elif hooks is not None:  # to keep the input would keep what checkpointing gives up
-            self.untraceable = _NOT_KEPT
+            self.untraceable = _INPUT_NOT_SAVED
             return
         forward_pass = _Pass(x.detach() if hooks is None else None, inverse)
-        self._open.add(forward_pass)
+        self._unfinished.add(forward_pass)
         output.register_hook(lambda gradient: self._backward(forward_pass, gradient))
 
     def _saved(self, x: Tensor, output: Tensor, is_kept: bool) -> Tensor | None:
@@ -224,20 +224,20 @@ class _Norm:
             self.untraceable = "a graph was used for several backward passes"
             return
         forward_pass.used = True
-        self._open.discard(forward_pass)
+        self._unfinished.discard(forward_pass)
         grad = self.reference.grad
-        first = self._coming is None and self._alone is None
+        first = self._unaccumulated is None and self._alone is None
         light = forward_pass.inverse is not None and self.module.weight is self.reference
-        if light and first and grad is None and not self._open:
+        if light and first and grad is None and not self._unfinished:
             self._alone = forward_pass.inverse
             return
         if first:
             self._base = None if grad is None else self.scaled(grad)
         if forward_pass.x is None or self._alone is not None:
-            self.untraceable = _NOT_KEPT
+            self.untraceable = _INPUT_NOT_SAVED
             return
         term = eps_term(self.module, self.op, forward_pass.x, gradient.detach(), self._axis)
-        self._coming = term if self._coming is None else self._coming + term
+        self._unaccumulated = term if self._unaccumulated is None else self._unaccumulated + term
 
     @torch.no_grad()
     def _accumulated(self, parameter: Tensor) -> None:
@@ -246,11 +246,11 @@ class _Norm:
             if self.closure and parameter.grad is not None:
                 self.total, self.size = self.scaled(parameter.grad), torch.linalg.vector_norm(parameter.grad)
                 self.inverse = None
-        elif self._coming is not None and parameter.grad is not None:
+        elif self._unaccumulated is not None and parameter.grad is not None:
             self.inverse = None
-            self.total = self._coming if self._base is None else self._base + self._coming
+            self.total = self._unaccumulated if self._base is None else self._base + self._unaccumulated
             self.size = torch.linalg.vector_norm(parameter.grad)
-        self._alone = self._coming = self._base = None
+        self._alone = self._unaccumulated = self._base = None
 
     def scaled(self, grad: Tensor) -> Tensor | None:
         """The term in the scale of the reference's gradient as it is now."""
@@ -266,7 +266,7 @@ class _Norm:
         """Why the term of the step to come is not known, if so."""
         if self.untraceable:
             return self.untraceable
-        if self._coming is not None or self._alone is not None:
+        if self._unaccumulated is not None or self._alone is not None:
             return "its gradient did not reach the parameter that it is compared with"
         if self.reference.grad is not None and self.inverse is None and self.total is None:
             return "no pass through it was recorded (torch.compile, or a part of the model that is called otherwise)"
@@ -275,7 +275,7 @@ class _Norm:
     def end(self) -> None:
         """After a step: what went wrong before it is over."""
         self.untraceable = ""
-        self._alone = self._coming = self._base = None
+        self._alone = self._unaccumulated = self._base = None
 
 
 class NormTerms:

@@ -12,7 +12,7 @@ from torch import Tensor
 from excite.probes.conserved.laws import NamedLaw
 from excite.wiring.groups import Group
 
-_MOST = 256
+_MAX_ENTRIES = 256
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class OffDiagonal:
     """Keeps M₀ and Σ η² (G G' …) of every law of at most `most` channels."""
 
     def __init__(self, laws: Sequence[NamedLaw], parameters: Mapping[str, Tensor], max_entries: bool | int):
-        limit = _MOST if max_entries is True else int(max_entries)
+        limit = _MAX_ENTRIES if max_entries is True else int(max_entries)
         self._parameters = parameters
         self._groups = {law.name: law.group for law in laws if 1 < law.group.channels <= limit}
         self._start = {name: law_matrix(group, parameters) for name, group in self._groups.items()}

@@ -139,7 +139,7 @@ class Conservation(Probe):
             values |= {
                 f"rest/{name}": residual for name, residual in zip(row.names, row.residual) if name not in unchecked
             }
-            values |= {f"unchecked/{name}": unchecked.share(name, steps) for name in row.names if name in unchecked}
+            values |= {f"unchecked/{name}": unchecked.fraction(name, steps) for name in row.names if name in unchecked}
             values |= {f"label/{key}": 1.0 for key in unchecked.keys}
             for term, fractions, occurs in zip(PARTS, row.fractions, row.occurs):
                 values |= {

@@ -192,8 +192,8 @@ class LedgerReport:
                 f"{e.name:<{width}}  {e.law:<8}{e.group.channels:>8}{e.moved:>11.2e}{cells}{e.relative:>11.1e}{self._flag(e)}"
             )
             if e.off_diagonal is not None:
-                what = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
-                lines.append(f"{'':<{width}}    off the diagonal: residual {e.off_diagonal.relative:.1e} ({what})")
+                status = "conserved" if e.off_diagonal.exact else "no law off the diagonal"
+                lines.append(f"{'':<{width}}    off the diagonal: residual {e.off_diagonal.relative:.1e} ({status})")
         lines += [_translation_line(entry) for entry in self.translations]
         lines += [f"{u.name}: no law for {u.channels} channels: {u.why}" for u in self.unchecked]
         if not self.entries and not self.unchecked and not self.translations:

@@ -45,7 +45,7 @@ class StepRecord:
     step: int
     products: tuple[str, ...]  # "aa", w·w after the step, is the first
     rows: Tensor  # (products, rows)
-    owner: tuple[int, ...]
+    form_of: tuple[int, ...]
     forms: tuple[Mapping[str, Form], ...]  # by term
     rates: tuple[float, ...]
     terms: Tensor | None = None
@@ -55,9 +55,9 @@ class StepRecord:
     motions: tuple[Motion | None, ...] = ()
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """Lines of one kind are booked together."""
-        return self.products, self.owner, self.rows.dtype, tuple(self.missing)
+    def batch_key(self) -> tuple[object, ...]:
+        """Records with the same key are added together."""
+        return self.products, self.form_of, self.rows.dtype, tuple(self.missing)
 
 
 class StepTerms:
@@ -71,7 +71,7 @@ class StepTerms:
         self._sums, self._norms, self._parameters = sums, norms, parameters
         self.unchecked: Reason | None = None
         self._rule: UpdateRule = "measured"
-        self._quick = self._blind = self._closure = False
+        self._quick = self._without_gradients = self._closure = False
         self._copies: list[Tensor] | None = None
         self._grads: list[Tensor] | None = None
         self._terms: Tensor | None = None
@@ -109,7 +109,7 @@ class StepTerms:
             self.unchecked = Reason("optimizer", "param groups differ in maximize")
         self._rule = rule = "measured" if self.unchecked is not None else rule
         # Then the gradients that the step follows cannot be read.
-        self._blind = self.unchecked is not None and self.unchecked.key in ("closure", "scaler")
+        self._without_gradients = self.unchecked is not None and self.unchecked.key in ("closure", "scaler")
         self._closure = closure
         if self._norms is not None:
             self._norms.expect(closure)
@@ -132,7 +132,7 @@ class StepTerms:
         self._fresh = [state.get("momentum_buffer") is None for state in states]
         self._shared = rule in ("sgd", "adam") and self._decay_fraction.before(states, settings, weights)
         # Some implementations add Nesterov's momentum to the gradient in place.
-        if not self._blind and (rule == "measured" or nesterov):
+        if not self._without_gradients and (rule == "measured" or nesterov):
             self._grads = [_grad(p).clone() for p in self._parameters]
 
     def _take_terms(self, norms: NormTerms) -> None:
@@ -148,7 +148,7 @@ class StepTerms:
             self._numbers.forget_steps()
         columns: dict[str, Sequence[Tensor]] = {"a": [p.detach() for p in self._parameters]}
         products, derive = ["aa"], None
-        if not self._blind:
+        if not self._without_gradients:
             columns["g"] = self._gradients(settings)
             products.append("gg")
         trained = [True] * len(settings) if self._quick else [p.grad is not None for p in self._parameters]
@@ -157,9 +157,9 @@ class StepTerms:
             assert self._copies is not None
             columns["w"] = self._copies
             states = [optimizer.state.get(p, {}) if t else {} for p, t in zip(self._parameters, trained)]
-            products += ["ww"] if self._blind else ["wg"]
+            products += ["ww"] if self._without_gradients else ["wg"]
             if self._rule == "measured":
-                products += [] if self._blind else ["ww"]
+                products += [] if self._without_gradients else ["ww"]
             elif self._rule == "sgd":
                 columns["u"] = direction_of_sgd(states, settings, self._copies, columns["g"])
                 products += ["wu", "uu"]
@@ -182,24 +182,24 @@ class StepTerms:
                 products += ["wd", "gd", "dd"]
         alike: dict[_Key, int] = {}
         keys = map(self._key, settings, trained, correction)
-        owner = tuple([alike.setdefault(key, len(alike)) for key in keys])
+        form_of = tuple([alike.setdefault(key, len(alike)) for key in keys])
         rows = self._sums.rows(columns, products, derive)
         forms = tuple([self._forms(key, products) for key in alike])
         if self._terms is not None and settings[0].get("maximize"):
             self._terms = -self._terms
         return StepRecord(
-            step, tuple(products), rows, owner, forms, tuple([key[0] for key in alike]),
+            step, tuple(products), rows, form_of, forms, tuple([key[0] for key in alike]),
             self._terms, self._missing, _rounding(settings, exact),
-            motions=self._motions(settings, owner, len(alike)),
+            motions=self._motions(settings, form_of, len(alike)),
         )  # fmt: skip
 
-    def _motions(self, settings: Sequence[Settings], owner: Sequence[int], count: int) -> tuple[Motion | None, ...]:
+    def _motions(self, settings: Sequence[Settings], form_of: Sequence[int], count: int) -> tuple[Motion | None, ...]:
         """The settings of SGD by form; None where they differ, for Nesterov's momentum and for other optimizers."""
         result: list[Motion | None] = [None] * count
         if self._rule != "sgd" or any(setting["nesterov"] for setting in settings):
             return tuple(result)
         several: list[set[Motion]] = [set() for _ in result]
-        for i, (setting, form) in enumerate(zip(settings, owner)):
+        for i, (setting, form) in enumerate(zip(settings, form_of)):
             fresh = not self._quick and self._fresh[i]
             rate, decay, momentum, dampening = (
                 float(setting[name]) for name in ("lr", "weight_decay", "momentum", "dampening")
@@ -226,7 +226,7 @@ class StepTerms:
     def _forms(self, key: _Key, products: Sequence[str]) -> dict[str, Form]:
         """Factors of the products, by term; `rates` and `eps` follow from w·g alone."""
         rate, decay, shrink, correction = key
-        if self._blind:
+        if self._without_gradients:
             return {"update": {"aa": 1.0, "ww": -1.0}}
         step = plain(rate)
         forms = {"step": {"gg": step["gg"]}}

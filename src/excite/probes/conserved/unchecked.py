@@ -47,7 +47,7 @@ class UncheckedSteps:
         """Of the reasons, each once."""
         return list(dict.fromkeys(reason.key for _, reason in self._missing.values()))
 
-    def share(self, law: str, steps: int) -> float:
+    def fraction(self, law: str, steps: int) -> float:
         """Of `steps` steps, those in which a law was not checked."""
         return min(1.0, self._missing[law][0] / max(1, steps)) if law in self._missing else 0.0
 

@@ -79,7 +79,7 @@ class SpikeEvent:
         first = self.first
         if first is None:
             return f"{text}; no recorded series moved before it"
-        where = f" of {with_role(first.layer, self.roles)}" if first.layer else ""
+        of_layer = f" of {with_role(first.layer, self.roles)}" if first.layer else ""
         size = f"{number(first.times)} times its usual size" if math.isfinite(first.times) else "not finite"
         lead = (
             f"{first.lead} step{'s' if first.lead > 1 else ''} before the loss"
@@ -93,7 +93,7 @@ class SpikeEvent:
             if self.head
             else ""
         )
-        return f"{text}; first {LABELS[first.quantity]}{where}, {size} at step {first.step:,}, {lead}{head}"
+        return f"{text}; first {LABELS[first.quantity]}{of_layer}, {size} at step {first.step:,}, {lead}{head}"
 
     def to_dict(self) -> dict[str, Any]:
         """Fields for JSON; numbers that are not finite are None."""

@@ -41,7 +41,7 @@ class FlightHistory:
         self.roles: Mapping[str, str] = {}  # what layers and heads do, by name
         self._rows: deque[tuple[int, float, float, Floats]] = deque(maxlen=steps)  # step, loss, rate, values
         self._heads: deque[tuple[int, dict[str, float]]] = deque(maxlen=8)
-        self._open: SpikeEvent | None = None  # waits for the steps after it
+        self._unfinished: SpikeEvent | None = None  # waits for the steps after it
         self._limit: float | None = None  # below which the loss has to fall before the next spike counts
         self._baseline: tuple[int, Baseline] | None = None
         self._warned = -_WARN_AGAIN
@@ -49,7 +49,7 @@ class FlightHistory:
     def add(self, step: int, loss: float, rate: float, values: Floats) -> None:
         """Adds one step: its loss, its learning rate (NaN if it is not known) and the value of each series."""
         self._rows.append((step, loss, rate, values))
-        if self._open is not None and step >= self._open.step + _AFTER:
+        if self._unfinished is not None and step >= self._unfinished.step + _AFTER:
             self.finish()
         losses = [row[1] for row in self._rows]
         if self._limit is not None:
@@ -66,7 +66,7 @@ class FlightHistory:
 
     def finish(self) -> None:
         """Completes the report that waits for the steps after its spike."""
-        event, self._open = self._open, None
+        event, self._unfinished = self._unfinished, None
         if event is not None:
             retained = event.series(self.columns)
             steps, losses, table = self.arrays(scaled=False)
@@ -79,24 +79,28 @@ class FlightHistory:
 
     def _spike(self, step: int, loss: float, losses: list[float]) -> None:
         limit = self.rule.limit(losses)
-        before = [one for one in losses[: -self.rule.recent] if math.isfinite(one)][-self.rule.past :]
+        before = [loss_before for loss_before in losses[: -self.rule.recent] if math.isfinite(loss_before)][
+            -self.rule.past :
+        ]
         mean = float(np.mean(before)) if before else math.nan
         self._limit = mean + self.rule.least if limit is None else limit
         steps, values, table = self.arrays(scaled=True)
         movers = first_movers(steps, values, table, self.columns, step)
         self.finish()
         self.count += 1
-        self._open = SpikeEvent(step, mean, self._limit, loss, movers, self._grown(step), roles=self.roles)
-        self.messages.append(f"{self._open}. {' '.join(self._open.help)}")
+        self._unfinished = SpikeEvent(step, mean, self._limit, loss, movers, self._grown(step), roles=self.roles)
+        self.messages.append(f"{self._unfinished}. {' '.join(self._unfinished.help)}")
 
     def _grown(self, step: int) -> tuple[str, float, float] | None:
         """The head whose largest logit grew most, and by more than 1, between the last two measurements."""
         if len(self._heads) < 2:
             return None
-        (_, before), (_, now) = self._heads[-2], self._heads[-1]
-        growth = {name: value - before[name] for name, value in now.items() if name in before and math.isfinite(value)}
+        (_, before), (_, after) = self._heads[-2], self._heads[-1]
+        growth = {
+            name: value - before[name] for name, value in after.items() if name in before and math.isfinite(value)
+        }
         head = max(growth, key=growth.__getitem__, default=None)
-        return None if head is None or growth[head] < 1 else (head, before[head], now[head])
+        return None if head is None or growth[head] < 1 else (head, before[head], after[head])
 
     def arrays(self, scaled: bool) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Floats, Floats]:
         """Steps, losses and values (steps, series); `scaled`: updates over the learning rate, which a schedule changes."""
@@ -142,4 +146,4 @@ def _unknown(losses: Sequence[float]) -> bool:
 
 
 def _listed(values: Floats) -> list[float | None]:
-    return [float(one) if math.isfinite(one) else None for one in values]
+    return [float(value) if math.isfinite(value) else None for value in values]

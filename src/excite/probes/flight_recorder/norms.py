@@ -45,8 +45,8 @@ class SampledTensors:
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.paths = list(tensors)
-        self._whole = list(tensors.values())
-        parts = [sample_blocks(local_part(one)) for one in self._whole]
+        self._tensors = list(tensors.values())
+        parts = [sample_blocks(local_part(tensor)) for tensor in self._tensors]
         counts = [[max(1, -(-view.numel() // _ROW)) for view in views] for views, _ in parts]
         first = parts[0][0][0] if parts else torch.zeros(0)
         dtype = torch.float32
@@ -70,12 +70,12 @@ class SampledTensors:
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are still the tensors."""
-        return len(tensors) == len(self._whole) and all(a is b for a, b in zip(tensors, self._whole))
+        return len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors))
 
     def read(self) -> Tensor:
         """The sample as it is now, (rows, entries) in float32 or better; the same memory each time."""
         if self._pointers != (pointers := self._addresses()):  # memory was replaced, as by p.data = ...
-            self._views = [view for one in self._whole for view in sample_blocks(local_part(one))[0]]
+            self._views = [view for tensor in self._tensors for view in sample_blocks(local_part(tensor))[0]]
             self._pointers = pointers
         if self._views:
             torch._foreach_copy_(self._targets, self._views)
@@ -87,7 +87,7 @@ class SampledTensors:
         return self._factors @ (sizes if order == 1 else sizes.square())
 
     def _addresses(self) -> list[int]:
-        return [0 if hasattr(one, "to_local") else one.data_ptr() for one in self._whole]
+        return [0 if hasattr(tensor, "to_local") else tensor.data_ptr() for tensor in self._tensors]
 
 
 def _packed(view: Tensor) -> bool:
@@ -98,12 +98,12 @@ def norms(tensors: Sequence[Tensor], order: int) -> Tensor:
     """Norms of several tensors as one vector in float64, accumulated in float32 or better."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    kinds = {(one.dtype, one.device) for one in tensors}
-    if len(kinds) > 1:
-        return torch.cat([norms([one], order).to(tensors[0].device) for one in tensors])
+    layouts = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(layouts) > 1:
+        return torch.cat([norms([tensor], order).to(tensors[0].device) for tensor in tensors])
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    found: Tensor = torch.stack(torch._foreach_norm(list(tensors), order, dtype=wide)).double()
-    return found
+    result: Tensor = torch.stack(torch._foreach_norm(list(tensors), order, dtype=wide)).double()
+    return result
 
 
 class ShardSums:
@@ -114,18 +114,18 @@ class ShardSums:
     """
 
     def __init__(self, tensors: Sequence[Tensor]):
-        sharded = [hasattr(one, "to_local") for one in tensors]
+        sharded = [hasattr(tensor, "to_local") for tensor in tensors]
         self._groups: list[Any] = []
         self._weights: Tensor | None = None
         if not any(sharded):
             return
         first: Any = tensors[sharded.index(True)]
-        dims = [i for i, place in enumerate(first.placements) if place.is_shard()]
+        dims = [i for i, placement in enumerate(first.placements) if placement.is_shard()]
         self._groups = [first.device_mesh.get_group(i) for i in dims]
         size = 1
         for group in self._groups:
             size *= dist.get_world_size(group)
-        weights = [1.0 if one else 1.0 / size for one in sharded]
+        weights = [1.0 if is_sharded else 1.0 / size for is_sharded in sharded]
         self._weights = torch.tensor(weights, dtype=torch.float64, device=local_part(first).device)
 
     def __call__(self, sums: Tensor) -> Tensor:

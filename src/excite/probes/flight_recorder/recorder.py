@@ -132,10 +132,10 @@ class FlightRecorder(Probe):
         self._parameters = trainable_parameters(ctx.model)
         self._norms = _LayerNorms(self._parameters)
         device = device_of(ctx.model)
-        found = blocks(ctx.model) if self.residual and not _recomputes(ctx.model) else {}
-        self._blocks = list(found)
-        self._rms = torch.full((len(found),), math.nan, device=device)
-        self._hold(ctx, found)
+        modules = blocks(ctx.model) if self.residual and not _recomputes(ctx.model) else {}
+        self._blocks = list(modules)
+        self._rms = torch.full((len(modules),), math.nan, device=device)
+        self._register(ctx, modules)
         layers = self._norms.groups.layers
         columns = [(quantity, layer) for quantity in ("gradient", "update", "m", "v") for layer in layers]
         columns += [("residual", path) for path in self._blocks]
@@ -144,11 +144,11 @@ class FlightRecorder(Probe):
         self._host: list[tuple[int, float | None, float]] = []  # step, loss if it is on the host, learning rate
         self._heads: tuple[int, list[str], Tensor] | None = None
 
-    def _hold(self, ctx: StepContext, found: Mapping[str, nn.Module]) -> None:
-        if found and self._rms.is_cuda:  # a CUDA graph may write to it
+    def _register(self, ctx: StepContext, modules: Mapping[str, nn.Module]) -> None:
+        if modules and self._rms.is_cuda:  # a CUDA graph may write to it
             torch._dynamo.mark_static_address(self._rms)
         self._handles = [ctx.optimizer.register_step_pre_hook(self._before_step)]  # type: ignore[union-attr]
-        for i, module in enumerate(found.values()):
+        for i, module in enumerate(modules.values()):
             self._handles.append(module.register_forward_hook(_rms_hook(self._rms, i)))
 
     @property
@@ -239,7 +239,7 @@ class FlightRecorder(Probe):
                 ctx.earlier.append((event.step, {f"recorder/lead/{name}": float(event.first.lead)}))
             for i, step in enumerate(event.curves["step"]):
                 values = {
-                    f"recorder/{name}": one[i] for name, one in event.curves.items() if name not in ("step", "loss")
+                    f"recorder/{name}": curve[i] for name, curve in event.curves.items() if name not in ("step", "loss")
                 }
                 fresh = {
                     name: value
@@ -258,10 +258,10 @@ class FlightRecorder(Probe):
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Returns what a report says about these metrics."""
-        found = []
+        result = []
         for name, series in history.layers("recorder/lead").items():
             quantity, _, layer = name.partition("/")
-            where = f" of {layer}" if layer else ""
+            of_layer = f" of {layer}" if layer else ""
             for step, lead in zip(*finite(series)):
                 when = (
                     f"{number(lead)} step{'s' if lead > 1 else ''} before the loss"
@@ -270,9 +270,9 @@ class FlightRecorder(Probe):
                     if lead == 0
                     else "after the loss"
                 )
-                text = f"The loss spiked at step {int(step):,}; first {LABELS.get(quantity, quantity)}{where} moved, {when}."
-                found.append(Finding("warning", text, "Use QK-norm, a smaller β₂ or a lower rate at that layer."))
-        return found
+                text = f"The loss spiked at step {int(step):,}; first {LABELS.get(quantity, quantity)}{of_layer} moved, {when}."
+                result.append(Finding("warning", text, "Use QK-norm, a smaller β₂ or a lower rate at that layer."))
+        return result
 
 
 class _LayerNorms:
@@ -299,35 +299,35 @@ class _LayerNorms:
 
     def gradients(self) -> Tensor:
         """‖g‖² of every parameter, 0 for those without a gradient."""
-        found = {path: p.grad for path, p in self.parameters.items() if p.grad is not None}
-        if not found:
+        gradients = {path: p.grad for path, p in self.parameters.items() if p.grad is not None}
+        if not gradients:
             return self.nothing()
-        dense = [local_part(g.coalesce().values() if g.layout == torch.sparse_coo else g) for g in found.values()]
-        return self._spread("gradients", list(found), norms(dense, 2).square())
+        dense = [local_part(g.coalesce().values() if g.layout == torch.sparse_coo else g) for g in gradients.values()]
+        return self._for_all("gradients", list(gradients), norms(dense, 2).square())
 
     def state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """Of every parameter ‖Δw‖² since the last call, ‖w‖² before it, ‖m‖² and ‖√v‖²."""
-        now = self._weights.read()
-        moved = self._weights.sums(self._before.sub_(now), 2)
-        self._before.copy_(now)
-        size, self._size = self._size, self._weights.sums(now, 2)
-        found = moments(optimizer, self.parameters)
-        if not found:
+        weights = self._weights.read()
+        moved = self._weights.sums(self._before.sub_(weights), 2)
+        self._before.copy_(weights)
+        size, self._size = self._size, self._weights.sums(weights, 2)
+        by_path = moments(optimizer, self.parameters)
+        if not by_path:
             return [moved, size, self.nothing(), self.nothing()]
-        first, second = [m for m, _ in found.values()], [v for _, v in found.values()]
+        first, second = [m for m, _ in by_path.values()], [v for _, v in by_path.values()]
         if self._moments is None or not self._moments[0].same(first) or not self._moments[1].same(second):
-            self._moments = SampledTensors(dict(zip(found, first))), SampledTensors(dict(zip(found, second)))
-        sums = [one.sums(one.read(), order) for one, order in zip(self._moments, (2, 1))]
-        return [moved, size, *(self._spread("moments", list(found), one) for one in sums)]
+            self._moments = SampledTensors(dict(zip(by_path, first))), SampledTensors(dict(zip(by_path, second)))
+        sums = [tensors.sums(tensors.read(), order) for tensors, order in zip(self._moments, (2, 1))]
+        return [moved, size, *(self._for_all("moments", list(by_path), values) for values in sums)]
 
-    def _spread(self, what: str, paths: list[str], values: Tensor) -> Tensor:
-        """Values of some parameters at the places of all, 0 for the others. Places are kept: sending them would wait."""
+    def _for_all(self, name: str, paths: list[str], values: Tensor) -> Tensor:
+        """Values of some parameters at the places of all, 0 for the others. Positions are cached: sending them would wait."""
         if len(paths) == len(self.parameters):
             return values
-        known = self._places.get(what)
+        known = self._places.get(name)
         if known is None or known[0] != paths:
             places = [list(self.parameters).index(path) for path in paths]
-            known = self._places[what] = paths, torch.tensor(places, device=values.device)
+            known = self._places[name] = paths, torch.tensor(places, device=values.device)
         return values.new_zeros(len(self.parameters)).index_copy_(0, known[1], values)
 
     def totals(self, squares: list[Tensor]) -> tuple[Tensor, ...]:
@@ -355,6 +355,6 @@ def _recomputes(model: nn.Module) -> bool:
 def _rate(optimizer: torch.optim.Optimizer) -> float:
     """The median learning rate of the parameter groups; NaN if one is on a device."""
     rates = [group.get("lr", math.nan) for group in optimizer.param_groups]
-    if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in rates):
+    if any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):
         return math.nan
-    return float(np.median([float(one) for one in rates])) if rates else math.nan
+    return float(np.median([float(rate) for rate in rates])) if rates else math.nan

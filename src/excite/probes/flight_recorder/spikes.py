@@ -104,13 +104,13 @@ class Baseline:
 
     def __post_init__(self) -> None:
         logs = _logs(self.table)
-        self.center, spread, worst = (np.full(self.table.shape[1], np.nan) for _ in range(3))
+        self.center, deviation, worst = (np.full(self.table.shape[1], np.nan) for _ in range(3))
         known = np.isfinite(logs).any(0)
         if known.any():
             self.center[known] = np.nanmedian(logs[:, known], 0)
             off = np.abs(logs[:, known] - self.center[known])
-            spread[known], worst[known] = np.nanmedian(off, 0), np.nanmax(off, 0)
-        self.scale = np.maximum(1.4826 * spread, _FLOOR)
+            deviation[known], worst[known] = np.nanmedian(off, 0), np.nanmax(off, 0)
+        self.scale = np.maximum(1.4826 * deviation, _FLOOR)
         self.limit = np.maximum(_SIGMAS, _BEYOND * worst / self.scale)
 
     def excess(self, table: Floats) -> Floats:

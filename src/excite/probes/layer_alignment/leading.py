@@ -133,7 +133,7 @@ class _Stack:
             # Powers neither overflow nor vanish: σ₁² is between the mean of all and their sum.
             shrink = (self._small**0.5 / self._total.clamp_min(1e-30)).to(start.dtype)[:, None, None]
             for i in range(times):
-                start = self._kept(_solved(self._inner)[1]) if i and self._inner is not None else start
+                start = self._leading_vectors(_solved(self._inner)[1]) if i and self._inner is not None else start
                 powers = [torch.cat([random, start], 2)]
                 for k in range(_DEGREE):
                     last = powers[-1] if k < _POWERS else powers[-1][:, :, :1]
@@ -148,24 +148,24 @@ class _Stack:
             for (side, flipped), space in zip(sides, spaces)
         ]
 
-    def _kept(self, turns: Tensor) -> Tensor:
+    def _leading_vectors(self, rotations: Tensor) -> Tensor:
         """The leading vectors, from which the next search can start."""
         assert self._space is not None
-        retained: Tensor = self._space @ turns[:, :, -self._block :].flip(2)
+        retained: Tensor = self._space @ rotations[:, :, -self._block :].flip(2)
         return retained
 
     def result(self) -> list[Leading]:
         assert self._inner is not None
-        values, turns = _solved(self._inner)
+        values, rotations = _solved(self._inner)
         squares = values.flip(1).clamp_min(0)
-        first = turns[:, :, -1:]
+        first = rotations[:, :, -1:]
         tiny = torch.finfo(squares.dtype).tiny
         bases: Sequence[Tensor | None] = [None] * len(squares)
         if self._space is None or self._image is None:
             vectors, residual = first[:, :, 0], squares.new_zeros(len(squares))
         else:
             squares = squares[:, : self._block]
-            bases = self._kept(turns).unbind()
+            bases = self._leading_vectors(rotations).unbind()
             vectors = (self._space @ first)[:, :, 0]
             off = (self._image @ first)[:, :, 0] - squares[:, :1] * vectors
             residual = off.norm(dim=1) / squares[:, 0].clamp_min(tiny)

@@ -31,7 +31,7 @@ class AlignmentSearch:
 
     def __init__(self, wiring: Wiring, exact: int, block: int):
         self.exact, self.block = exact, block
-        self.layers = [layer for layer in _once(wiring.layers) if layer.weight_name is not None]
+        self.layers = [layer for layer in _by_weight(wiring.layers) if layer.weight_name is not None]
         self.junctions = junctions(wiring)
         layers = {layer.name for layer in self.layers}
         # By junction the key of what makes its channels: a layer, or a matrix of its own. A head has some channels of its layer.
@@ -208,17 +208,17 @@ def _junction(junction: Junction, met: Aligned) -> JunctionAlignment:
 def _effective_rank(leading: SpectrumRow) -> Between:
     """exp of the entropy of σ²/Σσ².
 
-    What the first k leave is spread over the others: evenly at most, and at least in pieces as large as the k-th.
+    What the first k leave is distributed over the others: evenly at most, and at least in pieces as large as the k-th.
     """
     if not leading.total:
         return Between(0.0, 0.0)
     fractions = [square / leading.total for square in leading.squares]
     known = -sum(fraction * math.log(fraction) for fraction in fractions if fraction > 0)
-    left = max(0.0, 1 - sum(fractions))
-    if leading.complete or not left:
+    remainder = max(0.0, 1 - sum(fractions))
+    if leading.complete or not remainder:
         return Between(math.exp(known), math.exp(known))
-    high = known - left * math.log(left / max(1, leading.small - len(fractions)))
-    low = known - left * math.log(max(fractions[-1], 1e-300))
+    high = known - remainder * math.log(remainder / max(1, leading.small - len(fractions)))
+    low = known - remainder * math.log(max(fractions[-1], 1e-300))
     return Between(math.exp(min(low, high)), math.exp(high))
 
 
@@ -334,7 +334,7 @@ def _values(done: Mapping[str, SpectrumRow], met: Mapping[str, Aligned]) -> dict
     return values | {f"aligned/{name}": junction.value for name, junction in met.items()}
 
 
-def _once(layers: tuple[Layer, ...]) -> list[Layer]:
+def _by_weight(layers: tuple[Layer, ...]) -> list[Layer]:
     return list({layer.weight_name: layer for layer in reversed(layers)}.values())[::-1]
 
 

@@ -140,7 +140,7 @@ class MarginGap(Probe):
             return self._measure_end(ctx)
         if ctx.step == 0:
             return self._measure_start(ctx)
-        points_here = {split: self._share(n) for split, n in self._sizes.items()}
+        points_here = {split: self._own_count(n) for split, n in self._sizes.items()}
         results = self._together(
             ctx, lambda: {split: self._track(ctx.model, split, slice(0, n)) for split, n in points_here.items()}
         )
@@ -149,7 +149,7 @@ class MarginGap(Probe):
     # -- the measurements ----------------------------------------------------------------------------------------
     def _measure_start(self, ctx: StepContext) -> Values:
         began = time.monotonic()
-        points_here = {split: self._share(n) for split, n in self._sizes.items()}
+        points_here = {split: self._own_count(n) for split, n in self._sizes.items()}
 
         def measure() -> dict[str, Margins]:
             results = self._within(points_here, self._tracker(ctx.model), began + self.seconds)
@@ -168,7 +168,7 @@ class MarginGap(Probe):
         if rank_and_size()[0] == 0:
             points = " and ".join(f"{n} {_NAMES[split]}" for split, n in points_wanted.items())
             say(f"measuring margins at the end: {points} points, at most {self.seconds:g} s")
-        points_here = {split: self._share(n) for split, n in points_wanted.items()}
+        points_here = {split: self._own_count(n) for split, n in points_wanted.items()}
 
         def measure() -> dict[str, Margins]:
             end = began + self.seconds
@@ -202,13 +202,13 @@ class MarginGap(Probe):
             if isinstance(raised, ModelError) and not self._finite(ctx.model):
                 error = None
         if rank_and_size()[1] > 1:  # also after an exception: the others wait here
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, results if error is None else f"{type(error).__name__}: {one_line(error)}")
-            failed = [other for other in everyone if isinstance(other, str)]
+            by_rank: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(by_rank, results if error is None else f"{type(error).__name__}: {one_line(error)}")
+            failed = [other for other in by_rank if isinstance(other, str)]
             if failed and error is None:
                 error = ModelError(f"another process raised {failed[0]}")
             elif not failed:
-                results = None if None in everyone else _gathered(everyone)
+                results = None if None in by_rank else _gathered(by_rank)
         if error is not None:
             raise error
         return results
@@ -217,7 +217,7 @@ class MarginGap(Probe):
         """Whether the outputs at the points are finite numbers."""
         with eval_mode(model), torch.no_grad():
             for split, n in self._sizes.items():
-                x, _ = self._points(split, slice(0, self._share(n)), model)
+                x, _ = self._points(split, slice(0, self._own_count(n)), model)
                 f = pick_output(self._called(model)(x), self.options.get("output"))
                 if not bool(torch.isfinite(f).all()):
                     return False
@@ -280,7 +280,7 @@ class MarginGap(Probe):
         device = device_of(model)
         return x[rank::size][rows].to(device), y[rank::size][rows].to(device)
 
-    def _share(self, count: int) -> int:
+    def _own_count(self, count: int) -> int:
         """How many of the first `count` points this process measures; at least one."""
         rank, size = rank_and_size()
         return max(1, len(range(rank, count, size)))
@@ -468,9 +468,9 @@ def _check_range(x: Tensor, split: str, options: dict[str, Any]) -> None:
         raise InputError(f"{split}: {error}") from None
 
 
-def _gathered(everyone: list[dict[str, Margins]]) -> dict[str, Margins]:
+def _gathered(by_rank: list[dict[str, Margins]]) -> dict[str, Margins]:
     """The margins of all processes by part; empty if none had the time for a part."""
-    pieces = {split: [of_rank[split] for of_rank in everyone if split in of_rank] for split in PARTS}
+    pieces = {split: [of_rank[split] for of_rank in by_rank if split in of_rank] for split in PARTS}
     return {split: _joined(margins) for split, margins in pieces.items() if margins}
 
 

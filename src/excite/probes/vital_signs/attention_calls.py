@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.intercept.functions import OPENED
 from excite._core.intercept.together import Together
-from excite.probes.vital_signs.tokens import PLACES, at_places, spread, wide
+from excite.probes.vital_signs.tokens import PLACES, at_places, even_places, wide
 from excite.wiring.activations import ActivationCall, table_activation
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -108,8 +108,8 @@ def _products(
     with torch.autocast(query.device.type, enabled=False):
         scores = query @ key.transpose(-1, -2)
     if causal:
-        later = torch.arange(key.shape[-2], device=scores.device) > positions[:, None]
-        scores = scores.masked_fill_(later, -math.inf)
+        future = torch.arange(key.shape[-2], device=scores.device) > positions[:, None]
+        scores = scores.masked_fill_(future, -math.inf)
     if mask is not None:
         scores = scores.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores
@@ -125,7 +125,7 @@ class _Logits:
     causal: bool
     scale: float | None
     cut: _Cut
-    part: int  # of the queries, which are looked at in several parts where their logits do not fit into memory
+    part: int  # of the queries, which are measured in several parts where their logits do not fit into memory
 
 
 class AttentionMode(TorchFunctionMode):
@@ -167,8 +167,8 @@ class AttentionMode(TorchFunctionMode):
     def finish(self) -> list[AttentionCall]:
         """Every call, in the order of execution."""
         parts: list[list[tuple[Tensor, ...]]] = [[] for _ in self._modules]
-        for (number, _), found in self._together.finish().items():
-            parts[number].append(found)
+        for (number, _), signs in self._together.finish().items():
+            parts[number].append(signs)
         return [AttentionCall(module, *_joined(several)) for module, several in zip(self._modules, parts)]
 
     @torch.no_grad()
@@ -179,8 +179,8 @@ class AttentionMode(TorchFunctionMode):
             mask = self._with_heads(mask) if mask is not None and mask.dim() == 3 else mask
         elif query.dim() != 4:
             return
-        given = () if mask is None else (mask[(None,) * (4 - mask.dim())],)
-        self._add((query, *given), (key,), key.shape[-2], bool(a.get("is_causal", False)), a.get("scale"))
+        masks = () if mask is None else (mask[(None,) * (4 - mask.dim())],)
+        self._add((query, *masks), (key,), key.shape[-2], bool(a.get("is_causal", False)), a.get("scale"))
 
     @torch.no_grad()
     def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -201,31 +201,31 @@ class AttentionMode(TorchFunctionMode):
     def _add(
         self,
         by_query: tuple[Tensor, ...],
-        others: tuple[Tensor, ...],
+        unsplit: tuple[Tensor, ...],
         keys: int,
         causal: bool = False,
         scale: float | None = None,
     ) -> None:
-        """Notes a call: tensors (sequences, heads, queries, ...) of which some queries are looked at, and others."""
+        """Notes a call: tensors (sequences, heads, queries, ...) of which some queries are measured, and others that are not split."""
         first = by_query[0]
         cut = first.shape[-2], first[..., 0, 0].numel() * keys, first.device
         if cut not in self._places:
             self._places[cut] = _chunks(*cut)
         for part, places in enumerate(self._places[cut]):
-            copies = [_copied(one, places) for one in by_query] + [one.clone() for one in others]
+            copies = [_copied(tensor, places) for tensor in by_query] + [tensor.clone() for tensor in unsplit]
             entries = copies[0].shape[-2] * cut[1]
-            how = _Logits(causal, scale, cut, part)
-            self._together.add((len(self._modules), part), *copies, key=how, entries=entries)
+            logits_of = _Logits(causal, scale, cut, part)
+            self._together.add((len(self._modules), part), *copies, key=logits_of, entries=entries)
         self._modules.append(self._module())
 
-    def _signs(self, how: _Logits, *given: Tensor) -> tuple[Tensor, ...]:
+    def _signs(self, logits_of: _Logits, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Of stacks (calls, sequences, heads, queries, ...): what `_head_sums` returns, and the mean entropy."""
-        places = self._places[how.cut][how.part]
-        if len(given) == 1:
-            logits = given[0]
+        places = self._places[logits_of.cut][logits_of.part]
+        if len(tensors) == 1:
+            logits = tensors[0]
         else:
-            query, *mask, key = given
-            logits = _products(query, key, mask[0] if mask else None, how.causal, how.scale, places)
+            query, *mask, key = tensors
+            logits = _products(query, key, mask[0] if mask else None, logits_of.causal, logits_of.scale, places)
         tokens = None if self._tokens is None else at_places(self._tokens, places, -1)
         largest, total, count = _head_sums(logits, tokens)
         return largest, total, count, total / count
@@ -250,7 +250,7 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
 
 def _chunks(queries: int, entries: int, device: torch.device) -> list[Tensor | None]:
     """The queries to look at, in parts whose logits fit into memory; `entries` is the number of logits of one query."""
-    places = spread(queries, device=device)
+    places = even_places(queries, device=device)
     rows = max(1, _ENTRIES // max(1, entries))
     if rows >= min(queries, PLACES):
         return [places]

@@ -101,23 +101,26 @@ class AttentionLogits(Probe):
 
 def head_calls(calls: Sequence[AttentionCall]) -> Iterator[tuple[str, AttentionCall]]:
     """Calls with names: the path of the module, with "#2" for its second call."""
-    seen: Counter[str] = Counter()
+    calls_by_name: Counter[str] = Counter()
     for call in calls:
         name = call.module or "attention"
-        seen[name] += 1
-        yield (f"{name}#{seen[name]}" if seen[name] > 1 else name), call
+        calls_by_name[name] += 1
+        yield (f"{name}#{calls_by_name[name]}" if calls_by_name[name] > 1 else name), call
 
 
 def unseen_attention(model: nn.Module, calls: Sequence[AttentionCall]) -> list[str]:
     """Innermost modules named after attention, other than containers and helpers without weights, that made no call."""
-    found = attention_modules(model)
-    seen = {call.module for call in calls}
-    innermost = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    modules = attention_modules(model)
+    called = {call.module for call in calls}
+    innermost = [path for path in modules if not any(other.startswith(f"{path}.") for other in modules)]
     return [
         path
         for path in innermost
-        if next(found[path].parameters(), None) is not None
-        and not any(one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.") for one in seen)
+        if next(modules[path].parameters(), None) is not None
+        and not any(
+            path_called == path or path_called.startswith(f"{path}.") or path.startswith(f"{path_called}.")
+            for path_called in called
+        )
     ]
 
 
@@ -127,11 +130,11 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _growing(history: MetricSeries) -> list[Finding]:
-    found = {head: rise(series) for head, series in history.layers("attention/logit").items()}
-    large = {head: up for head, up in found.items() if up is not None and up.large and up.now > _LARGE}
+    rises = {head: rise(series) for head, series in history.layers("attention/logit").items()}
+    large = {head: up for head, up in rises.items() if up is not None and up.large and up.now > _LARGE}
     if not large:
         return []
-    head = max(large, key=lambda one: large[one].now)
+    head = max(large, key=lambda name: large[name].now)
     up = large[head]
     more = f"; {len(large) - 1} more heads are above {number(_LARGE)}" if len(large) > 1 else ""
     return [Finding("warning", f"The largest attention logit of {head} grew from {number(up.before)} to {number(up.now)} {since(up)}{more}.",

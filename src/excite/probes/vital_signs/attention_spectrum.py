@@ -73,13 +73,13 @@ def gram_matrices(several: Sequence[Tensor]) -> list[Tensor]:
 
 def _fetched(several: Sequence[Tensor]) -> Sequence[Tensor]:
     """On the CPU, by one transfer where they are alike."""
-    if len({(one.shape, one.device) for one in several}) == 1:
+    if len({(tensor.shape, tensor.device) for tensor in several}) == 1:
         return torch.stack(list(several)).cpu().unbind()
-    return [one.cpu() for one in several]
+    return [tensor.cpu() for tensor in several]
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.device == other.device and one.dtype == other.dtype
+def _alike(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.device == second.device and first.dtype == second.dtype
 
 
 class AttentionSpectrum(Probe):
@@ -128,16 +128,16 @@ class AttentionSpectrum(Probe):
             ctx.wirings[repr(output)] = trace(ctx.model, few_sequences(ctx.example, SEQUENCES), output=output)
         wiring = next(iter(ctx.wirings.values()))
         weights = {clean_path(path): p for path, p in ctx.model.named_parameters(remove_duplicate=False)}
-        unknown, seen = [], Counter[str]()
-        for one in wiring.attentions:
-            module = one.module or "attention"
-            seen[module] += 1
-            name = f"{module}#{seen[module]}" if seen[module] > 1 else module
-            rows = None if _adapted(one, [layer.name for layer in wiring.layers]) else _rows(one, weights)
+        unknown, calls_by_module = [], Counter[str]()
+        for attention in wiring.attentions:
+            module = attention.module or "attention"
+            calls_by_module[module] += 1
+            name = f"{module}#{calls_by_module[module]}" if calls_by_module[module] > 1 else module
+            rows = None if _adapted(attention, [layer.name for layer in wiring.layers]) else _rows(attention, weights)
             if rows is None:
                 unknown.append(name)
             else:
-                self._heads.append(([f"sigma/{name}/head{head}" for head in range(one.heads)], *rows))
+                self._heads.append(([f"sigma/{name}/head{head}" for head in range(attention.heads)], *rows))
         if not self._heads:
             raise ModelError(
                 "no weights of queries and keys found: expected attention whose projections excite.trace can tell"
@@ -182,20 +182,20 @@ def _pick(ctx: StepContext, output: Pick) -> Pick:
     return output if output is not None or not hasattr(ctx.model, "config") else "logits"
 
 
-def _rows(one: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _Rows] | None:
-    query, key = one.query, one.key
+def _rows(attention: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _Rows] | None:
+    query, key = attention.query, attention.key
     if query is None or key is None or query.parameter not in weights or key.parameter not in weights:
         return None
     if not (weights[query.parameter].is_floating_point() and weights[key.parameter].is_floating_point()):
         return None  # quantized: the weight is computed from it
-    heads = tuple(range(one.heads))
-    return _Rows.of(weights[query.parameter], query, heads), _Rows.of(weights[key.parameter], key, one.groups)
+    heads = tuple(range(attention.heads))
+    return _Rows.of(weights[query.parameter], query, heads), _Rows.of(weights[key.parameter], key, attention.groups)
 
 
-def _adapted(one: Attention, layers: Sequence[str]) -> bool:
+def _adapted(attention: Attention, layers: Sequence[str]) -> bool:
     """Whether queries or keys are sums of several layers in a module of their own below the attention, as with LoRA's adapters."""
-    for projection in (one.query, one.key):
+    for projection in (attention.query, attention.key):
         parent = "" if projection is None else projection.layer.rpartition(".")[0]
-        if parent.startswith(f"{one.module}.") and sum(layer.startswith(f"{parent}.") for layer in layers) > 1:
+        if parent.startswith(f"{attention.module}.") and sum(layer.startswith(f"{parent}.") for layer in layers) > 1:
             return True
     return False

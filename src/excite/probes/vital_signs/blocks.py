@@ -30,7 +30,7 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     An item counts where a module below it (or itself) is named after attention; of nested lists the outer one counts.
     """
-    held = [path for path, _ in attention_modules(model).items()]
+    attention_paths = [path for path, _ in attention_modules(model).items()]
     by_name: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         path = clean_path(path)
@@ -38,12 +38,14 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
             continue
         items = {f"{path}.{name}" if path else name: item for name, item in module.named_children()}
         # An attention module may itself be a list; its parts are no blocks.
-        by_name |= {name: item for name, item in items.items() if any(_below(path, (name,)) for path in held)}
+        by_name |= {
+            name: item for name, item in items.items() if any(_below(path, (name,)) for path in attention_paths)
+        }
     return by_name
 
 
-def _below(path: str, others: Any) -> bool:
-    return any(path == other or path.startswith(f"{other}.") for other in others)
+def _below(path: str, parents: Any) -> bool:
+    return any(path == parent or path.startswith(f"{parent}.") for parent in parents)
 
 
 def stream(output: Any) -> Tensor | None:

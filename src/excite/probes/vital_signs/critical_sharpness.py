@@ -140,7 +140,7 @@ class CriticalSharpness(Probe):
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures the losses along the last update."""
-        before = self._before.take()
+        before = self._before.pop()
         if not before or ctx.optimizer is None or self._chosen is None:
             return {}
         batch = few_sequences(_example(ctx), SEQUENCES)
@@ -155,16 +155,16 @@ class CriticalSharpness(Probe):
                 moved = {}  # one set of weights at a time
                 moved = dict(zip(before, map(padded, torch._foreach_lerp(old, new, c) if c else old)))
                 args, kwargs = arguments(ctx.model, own_copy(batch))
-                with weights.held(moved), cast_linears(ctx.model):
+                with weights.swapped_in(moved), cast_linears(ctx.model):
                     output = ctx.model(*args, **kwargs)
                 losses.append(wide(self._chosen(output, batch)).reshape(()))
         compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))
         return Deferred(compute) if losses[0].device.type != "cpu" else compute()
 
     def _values(self, multiples: list[float], losses: Tensor, group: dict[str, Any]) -> Values:
-        start, *others = losses.double().tolist()
+        start, *moved_losses = losses.double().tolist()
         rate, betas = float(group["lr"]), group.get("betas")
-        rises = [one - start for one in others]
+        rises = [loss - start for loss in moved_losses]
         factor = critical_factor(multiples, rises)
         if factor is None:
             self._factor *= 16.0 if rises[0] <= 0 else 1 / 16.0

@@ -16,7 +16,7 @@ from excite.probes.layer_inputs import unit_rows
 from excite.probes.vital_signs.sample import sample_pass, sample_tokens
 from excite.wiring.activations import ActivationCall, Judged, UnitMode
 
-_MANY = 0.5  # fraction of dead units above which there is a warning
+_MAX_DEAD = 0.5  # fraction of dead units above which there is a warning
 _NOT_ACTIVATIONS = ("pow", "square", "sqrt", "rsqrt", "reciprocal", "abs")  # of normalizations, and of a GELU by hand
 
 
@@ -56,10 +56,12 @@ class _Activated(UnitMode):
 
         `reached` has the units of each layer that reach one, None for all; it is filled the first time, which waits for the device.
         """
-        found = {}
+        result = {}
         for number, (affine, shape, made) in enumerate(self.affine):
             judged = self.judged[number]
-            if not judged or any(one.before for one in judged):  # no activation follows element by element
+            if not judged or any(
+                activation.before for activation in judged
+            ):  # no activation follows element by element
                 continue
             device = judged[0].positive.device
             rows = unit_rows(affine, shape, self.positive(number, lambda: torch.full(made, -1.0, device=device)))  # noqa: B023
@@ -73,8 +75,8 @@ class _Activated(UnitMode):
                 reached[affine.name] = None if bool(units.all()) else units.nonzero().flatten()
             index = reached[affine.name]
             if index is None or len(index):
-                found[affine.name] = rows if index is None else rows.index_select(1, index)
-        return found
+                result[affine.name] = rows if index is None else rows.index_select(1, index)
+        return result
 
 
 class _Activations:
@@ -118,7 +120,7 @@ class _Plan:
         self._mode.fresh = {}
         self.count += 1
 
-    def settle(self, active: Mapping[str, Tensor]) -> bool:
+    def agrees_with(self, active: Mapping[str, Tensor]) -> bool:
         """Whether the activations alone give what following the layers gave, for all of them. Waits for the device."""
         names = {affine.name: number for number, (affine, _, _) in enumerate(self._mode.affine)}
         for layer, rows in active.items():
@@ -193,10 +195,10 @@ class DeadUnits(Probe):
         """From the inputs of activations, which takes hardly longer than the pass; None if it runs other ones than before."""
         if self._plan is None:
             return None
-        seen = _Activations(self._plan.layers, sample_tokens(ctx))
-        sample_pass(ctx, activated=seen)
-        fractions = seen.finish()
-        if seen.count == self._plan.count and len(fractions) == len(self._plan.layers):
+        activations = _Activations(self._plan.layers, sample_tokens(ctx))
+        sample_pass(ctx, activated=activations)
+        fractions = activations.finish()
+        if activations.count == self._plan.count and len(fractions) == len(self._plan.layers):
             return fractions
         self._plan = None
         return None
@@ -209,14 +211,14 @@ class DeadUnits(Probe):
         active = mode.active(self._reached)
         if not self._tried:  # once: it waits for the device
             self._tried = True
-            self._plan = plan if active and plan.settle(active) else None
+            self._plan = plan if active and plan.agrees_with(active) else None
         return {layer: dead_fraction(rows, tokens) for layer, rows in active.items()}
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
         """Returns what a report says about these metrics."""
         last = {layer: finite(series)[1] for layer, series in history.layers("dead/fraction").items()}
-        dead = {layer: float(values[-1]) for layer, values in last.items() if len(values) and values[-1] > _MANY}
+        dead = {layer: float(values[-1]) for layer, values in last.items() if len(values) and values[-1] > _MAX_DEAD}
         if not dead:
             return []
         names = sorted(dead, key=lambda layer: -dead[layer])

@@ -12,7 +12,7 @@ from excite._core.calls import Pick
 from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, number, rise, since
 from excite.probes.vital_signs.sample import logits_of, sample_pass
-from excite.probes.vital_signs.tokens import at_places, spread, wide
+from excite.probes.vital_signs.tokens import at_places, even_places, wide
 
 
 def log_normalizer(logits: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -81,10 +81,10 @@ class LogNormalizer(Probe):
 
     def measure(self, ctx: StepContext) -> Values:
         """Measures log Z on the sample."""
-        found = sample_pass(ctx)
-        logits, tokens = logits_of(found.output, self.output), found.tokens
+        sample = sample_pass(ctx)
+        logits, tokens = logits_of(sample.output, self.output), sample.tokens
         if logits.dim() > 2:
-            places = spread(logits.shape[-2], device=logits.device)
+            places = even_places(logits.shape[-2], device=logits.device)
             logits, tokens = at_places(logits, places, -2), None if tokens is None else at_places(tokens, places, -1)
         mean, largest = log_normalizer(logits, tokens)
         return {"mean": mean, "largest": largest}

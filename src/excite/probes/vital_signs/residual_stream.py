@@ -58,8 +58,8 @@ class ResidualStream(Probe):
     def measure(self, ctx: StepContext) -> Values:
         """Measures the stream after each block."""
         return {
-            f"{quantity}/{path}": getattr(one, quantity)
-            for path, one in sample_pass(ctx).streams.items()
+            f"{quantity}/{path}": getattr(signs, quantity)
+            for path, signs in sample_pass(ctx).streams.items()
             for quantity in ("rms", "largest", "kurtosis")
         }
 
@@ -70,7 +70,7 @@ class ResidualStream(Probe):
         large = {path: up for path, up in grown.items() if up is not None and up.large and up.ratio > 10}
         if not large:
             return []
-        path = max(large, key=lambda one: large[one].ratio)
+        path = max(large, key=lambda name: large[name].ratio)
         up = large[path]
         return [Finding("note", f"The largest entry of the residual stream after {path} grew from {number(up.before)} to "
                                 f"{number(up.now)} {since(up)}.")]  # fmt: skip

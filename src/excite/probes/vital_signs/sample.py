@@ -89,8 +89,8 @@ def sample_pass(ctx: StepContext, *modes: TorchFunctionMode, activated: Activate
     if SHARED not in ctx.shared or modes or activated is not None:
         with running(SEQUENCES):
             ctx.shared[SHARED] = run_sample(ctx.model, few_sequences(ctx.example, SEQUENCES), modes, activated)
-    found: SamplePass = ctx.shared[SHARED]
-    return found
+    result: SamplePass = ctx.shared[SHARED]
+    return result
 
 
 @torch.no_grad()
@@ -101,7 +101,7 @@ def run_sample(
     tokens = token_mask(batch)
     attention = AttentionMode(batch_size(batch), tokens)
     attention.activated = activated
-    found = SamplePass(tokens=tokens)
+    result = SamplePass(tokens=tokens)
     with ExitStack() as stack:
         stack.enter_context(as_trained(model, batch))
         stack.enter_context(_paths(model, attention.stack))
@@ -111,10 +111,10 @@ def run_sample(
             stack.enter_context(cast_linears(model))
         for mode in (attention, *modes):
             stack.enter_context(mode)
-        found.output = call(model, own_copy(batch))
-    found.attention = attention.finish()
-    found.streams = several_stream_signs(streams, tokens)
-    return found
+        result.output = call(model, own_copy(batch))
+    result.attention = attention.finish()
+    result.streams = several_stream_signs(streams, tokens)
+    return result
 
 
 @contextmanager
@@ -122,14 +122,14 @@ def _paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
     """Keeps the paths of the modules that run on a stack; hooks are removed at the end."""
     handles: list[RemovableHandle] = []
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def pop(module: nn.Module, args: Any, output: Any) -> None:
         stack.pop()
 
     try:
         for path, module in model.named_modules():
             if module._modules:
-                handles.append(module.register_forward_pre_hook(_enter(stack, clean_path(path))))
-                handles.append(module.register_forward_hook(leave, always_call=True))
+                handles.append(module.register_forward_pre_hook(_push(stack, clean_path(path))))
+                handles.append(module.register_forward_hook(pop, always_call=True))
         yield
     finally:
         for handle in handles:
@@ -137,29 +137,29 @@ def _paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def block_outputs(model: nn.Module, keep: Callable[[Tensor], T]) -> Iterator[dict[str, T]]:
-    """A dict that is filled with what `keep` makes of the output (..., tokens, width) of each block, by path."""
-    found: dict[str, T] = {}
+def block_outputs(model: nn.Module, transform: Callable[[Tensor], T]) -> Iterator[dict[str, T]]:
+    """A dict that is filled with what `transform` makes of the output (..., tokens, width) of each block, by path."""
+    outputs: dict[str, T] = {}
     handles: list[RemovableHandle] = []
     try:
         for path, module in blocks(model).items():
-            handles.append(module.register_forward_hook(_keep(found, path, keep)))
-        yield found
+            handles.append(module.register_forward_hook(_store_output(outputs, path, transform)))
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _enter(stack: list[str], path: str) -> Callable[..., None]:
+def _push(stack: list[str], path: str) -> Callable[..., None]:
     return lambda module, args: stack.append(path)
 
 
-def _keep(found: dict[str, T], path: str, keep: Callable[[Tensor], T]) -> Callable[..., None]:
+def _store_output(outputs: dict[str, T], path: str, transform: Callable[[Tensor], T]) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         x = stream(output)
         if x is not None:
             with torch._C.DisableTorchFunction():  # not seen by modes that look at the model
-                found[path] = keep(x.detach())  # now: it may be changed in place by the next block
+                outputs[path] = transform(x.detach())  # now: it may be changed in place by the next block
 
     return hook
 
@@ -170,8 +170,8 @@ def logits_of(returned: Any, output: Pick = None) -> Tensor:
     One logit f is that of the second of two classes, with logits 0 and f, as in binary cross-entropy.
     """
     if output is None and not isinstance(returned, Tensor):
-        found = returned.get("logits") if isinstance(returned, dict) else getattr(returned, "logits", None)
-        returned = found if found is not None else returned
+        own_logits = returned.get("logits") if isinstance(returned, dict) else getattr(returned, "logits", None)
+        returned = own_logits if own_logits is not None else returned
     logits = pick_output(returned, output)
     if logits.dim() < 2 or not logits.shape[-1] or not logits.is_floating_point():
         raise ModelError(f"expected logits with one number per class; got an output of shape {tuple(logits.shape)}")

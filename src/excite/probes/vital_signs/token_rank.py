@@ -14,7 +14,7 @@ from excite.probes.activation_rank.covariance import Covariances
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, answered_rank, fall, number, since
 from excite.probes.vital_signs.sample import block_outputs, few_sequences, running
-from excite.probes.vital_signs.tokens import at_places, spread, token_mask, wide
+from excite.probes.vital_signs.tokens import at_places, even_places, token_mask, wide
 from excite.wiring.normalization import as_trained
 
 
@@ -43,7 +43,7 @@ class TokenRank(Probe):
     """Effective rank of the residual stream, of the tokens within a sequence and over sequences.
 
     Records, per block:
-        ``token_rank/within/BLOCK``: effective rank of the tokens of one sequence (at most 128 of them, spread evenly) around
+        ``token_rank/within/BLOCK``: effective rank of the tokens of one sequence (at most 128 of them, at even distances) around
         their mean; mean over sequences.
         ``token_rank/between/BLOCK``: effective rank of the means of the sequences; at most the number of sequences − 1.
 
@@ -98,22 +98,22 @@ class TokenRank(Probe):
 
         places: dict[tuple[int, torch.device], Tensor | None] = {}
 
-        def keep(x: Tensor) -> tuple[Tensor, Tensor] | None:
+        def rows_of(x: Tensor) -> tuple[Tensor, Tensor] | None:
             if x.dim() != 3:
                 return None
             if (key := (x.shape[1], x.device)) not in places:
-                places[key] = spread(x.shape[1], device=x.device)
+                places[key] = even_places(x.shape[1], device=x.device)
             return without_padding(x, tokens, places[key]), sequence_means(x, tokens)
 
         with (
             running(self.sequences),
             as_trained(ctx.model, batch),
-            block_outputs(ctx.model, keep) as found,
+            block_outputs(ctx.model, rows_of) as rows_by_path,
             padded_weights(ctx.model),
             cast_linears(ctx.model),
         ):
             call(ctx.model, own_copy(batch))
-        return {path: rows for path, rows in found.items() if rows is not None}
+        return {path: rows for path, rows in rows_by_path.items() if rows is not None}
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
@@ -143,7 +143,7 @@ class TokenRank(Probe):
         low = {path: down for path, down in falls.items() if down is not None and down.large and down.now < 2}
         if not low:
             return []
-        path = min(low, key=lambda one: low[one].now)
+        path = min(low, key=lambda name: low[name].now)
         down = low[path]
         if answered_rank(history) is not None:  # then every token of a sequence comes to say what its answer is
             return []

@@ -1,4 +1,4 @@
-"""Which tokens of a sample count: padding, and places spread evenly over long sequences."""
+"""Which tokens of a sample count: padding, and places at even distances in long sequences."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from torch import Tensor
 
 from excite._core.calls import Batch
 
-PLACES = 128  # of a sequence, at which attention, the output and ranks of tokens are looked at
+PLACES = 128  # of a sequence, at which attention, the output and ranks of tokens are measured
 
 
-def spread(count: int, most: int = PLACES, device: torch.device | None = None) -> Tensor | None:
-    """At most `most` places out of `count`, spread evenly from the first to the last; None for all of them.
+def even_places(count: int, max_places: int = PLACES, device: torch.device | None = None) -> Tensor | None:
+    """At most `max_places` places out of `count`, at even distances from the first to the last; None for all of them.
 
     Args:
         count: Number of places.
-        most: How many to take; at least 2.
+        max_places: How many to take; at least 2.
         device: Where the result is made. Nothing is sent to it.
 
     Example:
-        >>> from excite.probes.vital_signs.tokens import spread
-        >>> spread(9, 3).tolist()
+        >>> from excite.probes.vital_signs.tokens import even_places
+        >>> even_places(9, 3).tolist()
         [0, 4, 8]
     """
-    if count <= most:
+    if count <= max_places:
         return None
-    places: Tensor = (torch.arange(most, device=device) * (count - 1) + (most - 1) // 2) // (most - 1)
+    places: Tensor = (torch.arange(max_places, device=device) * (count - 1) + (max_places - 1) // 2) // (max_places - 1)
     return places
 
 

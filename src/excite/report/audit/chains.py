@@ -36,7 +36,7 @@ def linear_chain(model: nn.Module, x: Tensor) -> Pairs:
         returned = pick_output(model(x.clone()))
     flowing = x.flatten(1)
     pairs: Pairs = []
-    for call, entered, output in recorder.seen:
+    for call, entered, output in recorder.calls:
         matrix = call.matrix(entered.dim())
         if matrix is None or entered.dim() != 2:
             raise ModelError(f"expected linear layers only; layer {call.name} is not one")

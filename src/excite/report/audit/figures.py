@@ -9,7 +9,7 @@ import numpy as np
 from excite.margin import Margins
 from excite.probes import Richness
 from excite.report.audit.lipschitz import LipschitzConstants
-from excite.report.audit.narrative import PART, number
+from excite.report.audit.narrative import SPLIT_NAMES, number
 from excite.report.curves import curve
 from excite.report.figures import Chart, largest, misclassified, series, vertical
 
@@ -42,7 +42,7 @@ def lipschitz_constants(constants: LipschitzConstants, bounds: Mapping[str, floa
     for i, (split, values) in enumerate(constants.local.items()):
         ordered = np.sort(values)
         drawn.append(
-            series(f"{PART[split]} points", ordered, np.arange(1, len(ordered) + 1) / len(ordered), i, step=True)
+            series(f"{SPLIT_NAMES[split]} points", ordered, np.arange(1, len(ordered) + 1) / len(ordered), i, step=True)
         )
     drawn += [
         vertical(f"{name}: {number(value)}", value, 0, 1, i + 2, 1) for i, (name, value) in enumerate(lines.items())
@@ -61,9 +61,11 @@ def margin_curves(margins: Mapping[str, Margins], norm: str) -> Chart:
     widest = largest([np.asarray(m.values) for m in margins.values()])
     lines = []
     for i, (split, measured) in enumerate(margins.items()):
-        lines.append(series(f"{PART[split]} points", *curve(np.asarray(measured.values), widest), i, step=True))
+        lines.append(series(f"{SPLIT_NAMES[split]} points", *curve(np.asarray(measured.values), widest), i, step=True))
         if measured.certified is not None:
             safe = np.asarray(measured.certified)
             x, y = curve(np.where(safe <= widest, safe, np.inf), widest)
-            lines.append(series(f"{PART[split]} points, certified upper bound", x, y, i, step=True, dash=1, width=1.2))
+            lines.append(
+                series(f"{SPLIT_NAMES[split]} points, certified upper bound", x, y, i, step=True, dash=1, width=1.2)
+            )
     return misclassified(f"perturbation size ε ({norm}-norm)", widest, lines)

@@ -15,7 +15,7 @@ from excite.report.verdict.outcome import RunOutcome, from_margins
 if TYPE_CHECKING:
     from excite.report.audit.result import Audit
 
-PART = {"train": "training", "test": "test"}
+SPLIT_NAMES = {"train": "training", "test": "test"}
 IS = {True: "held", False: "failed", None: "not checked"}
 
 
@@ -150,8 +150,8 @@ def _units(audit: Audit) -> str:
         (totals["too few points"], "are activated by fewer points than they have weights"),
         (totals["too few directions"], "are activated by points that miss some direction"),
     ]
-    left = "; ".join(f"{n} {why}" for n, why in reasons if n)
-    return text + (f" Of the deficient ones, {left}." if left else "")
+    listed = "; ".join(f"{n} {why}" for n, why in reasons if n)
+    return text + (f" Of the deficient ones, {listed}." if listed else "")
 
 
 def _stability(audit: Audit) -> list[str]:
@@ -220,7 +220,7 @@ def _lipschitz(audit: Audit) -> str:
 def _margins(audit: Audit) -> list[str]:
     sentences = [] if audit.margins else [f"Margins were not measured: {audit.margins_why}."]
     for norm, by_split in audit.margins.items():
-        medians = ", ".join(f"{PART[split]} {number(m.median)}" for split, m in by_split.items())
+        medians = ", ".join(f"{SPLIT_NAMES[split]} {number(m.median)}" for split, m in by_split.items())
         doubt = ""
         if any(m.flags for m in by_split.values()):
             doubt = " The search shows signs of failure: true margins may be smaller."

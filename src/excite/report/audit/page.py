@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from excite._version import __version__
 from excite.probes import LayerRichness
 from excite.report.audit import figures
-from excite.report.audit.narrative import IS, PART, number, unit_counts
+from excite.report.audit.narrative import IS, SPLIT_NAMES, number, unit_counts
 from excite.report.audit.result import Audit
 from excite.report.audit.target import TheoremResult
 from excite.report.figures import Chart
@@ -33,7 +33,7 @@ def render(audit: Audit) -> str:
         version=__version__,
         styles=[asset(name) for name in STYLES],
         scripts=[asset(name) for name in SCRIPTS[:-1]],
-        part=PART,
+        part=SPLIT_NAMES,
         number=number,
         is_=IS,
         layers=[_layer(layer, last=layer is layers[-1]) for layer in layers],

@@ -28,7 +28,7 @@ from excite.report.live.tasks import sweeps
 from excite.report.margin_history import margin_history
 from excite.report.page import ASSETS, SCRIPTS, asset, compile_templates, details, render
 from excite.report.verdict.contents import first_line, to_json
-from excite.report.verdict.outcome import TEST_MEDIAN, standing
+from excite.report.verdict.outcome import TEST_MEDIAN, displayed_status
 from excite.report.view import MAX_METRICS, POINTS, describe, draw, findings, run_findings, select
 from excite.runs.reader import overview, read_status
 
@@ -53,9 +53,9 @@ def make_app(root: str | os.PathLike[str], token: str | None = None, host: str =
                 return _refused(runs, error)
             except Exception as error:
                 trace = error.__traceback__
-                where = (path, type(error), trace and trace.tb_lasti)
-                if where not in failures:  # once
-                    failures.add(where)
+                failure = (path, type(error), trace and trace.tb_lasti)
+                if failure not in failures:  # once
+                    failures.add(failure)
                     _log.exception("%s could not be answered", path)
                 return PlainTextResponse(
                     "this request could not be answered; the window in which excite serve runs says why\n", 500
@@ -106,12 +106,14 @@ def _view_page(runs: Runs, request: Request) -> Response:
             first: dict[str, Any] | None = _current(runs, chosen, ["*"], rough=True)
     except ExciteError:
         first = None  # the page asks again, and says what is wrong
-    said: dict[str, Any] = {"verdict": None, "ranking": []}
+    result: dict[str, Any] = {"verdict": None, "ranking": []}
     with suppress(ExciteError), runs.reading(*chosen):
-        said = _verdict(runs, chosen, words=False)
-        first = first and first | said
+        result = _verdict(runs, chosen, narrative=False)
+        first = first and first | result
     texts = {"title": " · ".join(labels), "folder": runs.name, "runs": chosen, "scripts": SCRIPTS}
-    return HTMLResponse(render("live.html.j2", first=first, verdict=said["verdict"], ranking=said["ranking"], **texts))
+    return HTMLResponse(
+        render("live.html.j2", first=first, verdict=result["verdict"], ranking=result["ranking"], **texts)
+    )
 
 
 def _list_data(runs: Runs, request: Request) -> Response:
@@ -147,9 +149,9 @@ def _view_data(runs: Runs, request: Request) -> Response:
         raise InputError(f"at most {MAX_KEYS} quantities at once; got {len(keys)}")
     points = int(_parameter(request, "points", 40, 4000) or POINTS)
     steps = _parameter(request, "low"), _parameter(request, "high")
-    since, part = request.query_params.get("since"), request.query_params.get("names", "")
+    since, contains = request.query_params.get("since"), request.query_params.get("names", "")
     with runs.reading(*chosen):
-        return _json(_current(runs, chosen, keys, points, steps, since=since, part=part))
+        return _json(_current(runs, chosen, keys, points, steps, since=since, contains=contains))
 
 
 def _current(
@@ -160,24 +162,26 @@ def _current(
     steps: tuple[float | None, float | None] = (None, None),
     rough: bool = False,
     since: str | None = None,
-    part: str = "",
+    contains: str = "",
 ) -> dict[str, Any]:
     """Status of the runs, and the curves between two steps if anything was written after the version `since`."""
     shown = runs.shown(chosen)
     heads = []
     for name, run in zip(chosen, shown):
-        status, reason = standing(*read_status(runs.path(name), runs.real), overview(run.follower, (TEST_MEDIAN,), ()))
-        last = run.follower.last()
+        status, reason = displayed_status(
+            *read_status(runs.path(name), runs.real), overview(run.metrics_reader, (TEST_MEDIAN,), ())
+        )
+        last = run.metrics_reader.last()
         heads.append(
             {
                 "id": name, "label": run.label, "group": run.group, "status": status, "reason": reason,
                 "step": None if last is None else last[0], "updated": None if last is None else last[1],
             }
         )  # fmt: skip
-    version = "-".join(str(run.follower.version) for run in shown)
+    version = "-".join(str(run.metrics_reader.version) for run in shown)
     answer: dict[str, Any] = {"version": version, "runs": heads}
     if since != version:
-        names, left_out = select(shown, MAX_METRICS, part)
+        names, left_out = select(shown, MAX_METRICS, contains)
         panels = describe(shown, names)
         if "*" in keys:  # a page that does not know yet what there is; at once only the first panel
             keys = [*keys, *(panel["quantities"][0]["key"] for panel in panels[: 1 if rough else FIRST_PANELS])]
@@ -198,16 +202,16 @@ def _verdict_data(runs: Runs, request: Request) -> Response:
         return _json(_verdict(runs, chosen))
 
 
-def _verdict(runs: Runs, chosen: list[str], words: bool = True) -> dict[str, Any]:
-    """The first line, the ranking of several runs, the settings that differ; with `words` also what the findings say."""
+def _verdict(runs: Runs, chosen: list[str], narrative: bool = True) -> dict[str, Any]:
+    """The first line, the ranking of several runs, the settings that differ; with `narrative` also what the findings say."""
     shown = runs.shown(chosen)
     variants = [
         replace(variant, name=runs.label(name)) for name in chosen for variant in collect([runs.path(name)], runs.real)
     ]
-    worst = next(iter(run_findings(shown[0], MAX_METRICS)), None) if len(shown) == 1 and words else None
+    worst = next(iter(run_findings(shown[0], MAX_METRICS)), None) if len(shown) == 1 and narrative else None
     line, outcomes = first_line(variants, runs.overviews(chosen), worst)
     result = to_json(line, outcomes, variants)
-    if words:
+    if narrative:
         result["html"] = render("verdict.html.j2", **result)
     return result
 
@@ -216,7 +220,7 @@ def _details_data(runs: Runs, request: Request) -> Response:
     chosen = _chosen(runs, request)
     with runs.reading(*chosen):
         for name in chosen:
-            runs.follower(name)  # says what is wrong with the metrics
+            runs.metrics_reader(name)  # says what is wrong with the metrics
         return _json(details([runs.path(name) for name in chosen], runs.real))
 
 

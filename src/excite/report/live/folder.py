@@ -18,7 +18,7 @@ from excite._core.files import read_json
 from excite.errors import ExciteError, InputError, RunError
 from excite.report.alerts import group_keys
 from excite.report.collect import stored_accuracy, stored_margins, stored_unit, wiring_roles
-from excite.report.verdict.outcome import RunOutcome, from_latest, from_margins, standing
+from excite.report.verdict.outcome import RunOutcome, displayed_status, from_latest, from_margins
 from excite.report.verdict.runs import NAMES, SPARKS
 from excite.report.view import RunView
 from excite.runs.reader import MetricsReader, Overview, overview, read_overview, read_status
@@ -98,18 +98,18 @@ class Runs:
         names = self.ids()
         start = next((i for i, name in enumerate(names) if name == self._next), 0)
         deadline = time.monotonic() + LIST_SECONDS
-        rows, left, some = [], None, False
+        rows, next_name, has_read = [], None, False
         for name in names[start:] + names[:start]:
             stamp = self._stamp(name)
             row = self._unchanged(name, stamp)
-            if row is None and some and time.monotonic() > deadline:
-                left = left or name
+            if row is None and has_read and time.monotonic() > deadline:
+                next_name = next_name or name
                 row = self._rows[name][1] if name in self._rows else RunRow(name, "reading", None)
             elif row is None:
-                row, some = self._row(name, stamp), True
+                row, has_read = self._row(name, stamp), True
             rows.append(row)
         with self._lock:
-            self._next = left
+            self._next = next_name
             for gone in self._rows.keys() - set(names):
                 del self._rows[gone]
         return sorted(rows, key=lambda row: (row.updated is None, -(row.updated or 0.0), row.id))
@@ -150,7 +150,7 @@ class Runs:
                 status, reason = read_status(path, self._real)
                 metrics = read_overview(path, NAMES, SPARKS, self._real, ROW_SECONDS, _READERS.assign())
                 if self._stamp(name)[-2:] != before[-2:]:  # somebody writes: again, with all of SQLite's locks
-                    metrics = overview(self.follower(name), NAMES, SPARKS)
+                    metrics = overview(self.metrics_reader(name), NAMES, SPARKS)
                 row = self._shown(name, status, reason, metrics)
         except ExciteError as error:
             row = RunRow(name, "unreadable", self.within(error))
@@ -163,7 +163,7 @@ class Runs:
 
     def _shown(self, name: str, status: str, reason: str | None, metrics: Overview) -> RunRow:
         """The row of a run with these last values; margins that were stored at the end are read from its folder."""
-        status, reason = standing(status, reason, metrics)
+        status, reason = displayed_status(status, reason, metrics)
         outcome = stored_outcome(self.path(name), self._real)
         if not outcome.medians:
             latest = from_latest(metrics.latest)
@@ -179,7 +179,7 @@ class Runs:
 
     def overviews(self, names: list[str]) -> dict[Path, Overview]:
         """The last values of runs, by their folder."""
-        return {self.path(name): overview(self.follower(name), NAMES, SPARKS) for name in names}
+        return {self.path(name): overview(self.metrics_reader(name), NAMES, SPARKS) for name in names}
 
     def _stamp(self, name: str) -> Stamp:
         """Times, sizes and identities of a run's files: what has to change if the run changes."""
@@ -201,8 +201,8 @@ class Runs:
         except ExciteError:
             raise
         except Exception as error:
-            what = ", ".join(map(self.label, names))
-            raise RunError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+            labels = ", ".join(map(self.label, names))
+            raise RunError(f"{labels} cannot be read: {type(error).__name__}: {error}") from error
 
     def _log(self, name: str, reason: str) -> None:
         """Once per run and reason."""
@@ -236,7 +236,7 @@ class Runs:
             raise NotFound("there is no such run: its run.json is not a regular file")
         return path
 
-    def follower(self, name: str) -> MetricsReader:
+    def metrics_reader(self, name: str) -> MetricsReader:
         """The run's metrics as of now."""
         path = self.path(name)
         # Opening may take long: not while others wait for the lock.
@@ -260,7 +260,7 @@ class Runs:
         shown = []
         for i, name in enumerate(names):
             order, roles = layers_and_roles(self.path(name), self._real)
-            shown.append(RunView(self.follower(name), self.label(name), i, order=order, roles=roles))
+            shown.append(RunView(self.metrics_reader(name), self.label(name), i, order=order, roles=roles))
         return shown
 
     def label(self, name: str) -> str:

@@ -88,9 +88,9 @@ class Guard:
         in_query = next((value for name, value in pairs if name == "token"), None)
         if in_query is not None and self._is_token(in_query):
             # From the address bar into a cookie, so that the token is neither bookmarked nor seen over a shoulder.
-            rest = urlencode([pair for pair in pairs if pair[0] != "token"])
+            remaining_query = urlencode([pair for pair in pairs if pair[0] != "token"])
             path = "/" + scope["path"].lstrip("/\\")  # "//elsewhere" would lead to another host
-            answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+            answer = RedirectResponse(path + (f"?{remaining_query}" if remaining_query else ""), 303)
             answer.set_cookie(COOKIE, in_query, httponly=True, samesite="strict", path="/")
             return answer
         if self._is_token(_bearer(headers)) or self._is_token(_cookie(headers)):
@@ -120,8 +120,8 @@ class Guard:
 
 
 def _bearer(headers: Headers) -> str | None:
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if kind.lower() == "bearer" else None
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else None
 
 
 def _cookie(headers: Headers) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from excite._core.files import read_json
 from excite.jobs.progress import FILE, FORMAT, STATUSES
 from excite.report.live.folder import folders_in
-from excite.runs.lock import held
+from excite.runs.lock import is_held
 
 _DEPTH, _MAX_SWEEPS, _MAX_BYTES, _MAX_SHOWN = 5, 50, 16_000_000, 20
 _MAX_FOLDERS = 20_000
@@ -56,12 +56,12 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
              "reason": None if task["reason"] is None else str(task["reason"])}
             for task in stored["tasks"]
         ]  # fmt: skip
-        left = None if stored["seconds_left"] is None else _finite(stored["seconds_left"])
+        seconds_left = None if stored["seconds_left"] is None else _finite(stored["seconds_left"])
         updated = _finite(stored["updated"])
         lock = folder / "lock"
-        alive = held(lock) if lock.exists() else time.time() - updated < _FRESH
+        alive = is_held(lock) if lock.exists() else time.time() - updated < _FRESH
         state = "running" if alive and not stored["ended"] else "done"
-        counts = {kind: sum(task["state"] == kind for task in tasks) for kind in STATUSES}
+        counts = {status: sum(task["state"] == status for task in tasks) for status in STATUSES}
         if state == "done" and counts["waiting"] + counts["running"]:
             state = "stopped"
         elif state == "done" and counts["failed"]:
@@ -75,7 +75,7 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
         task["log"] = str(task["log"]).replace(f"{root}{os.sep}", "")
     return {
         "id": name, "label": root.name if name == "." else name, "state": state, "updated": updated, "counts": counts,
-        "left": left if state == "running" else None,
+        "left": seconds_left if state == "running" else None,
         "done": sum(float(str(task["share"])) for task in tasks), "total": len(tasks),
         "running": [task for task in tasks if task["state"] == "running"][:_MAX_SHOWN] if state == "running" else [],
         "failed": [task for task in tasks if task["state"] == "failed"][:_MAX_SHOWN],

@@ -33,13 +33,13 @@ class Comparison:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        where = f"{self.variant} against {self.against}"
-        what = "runs and points" if self.runs > 1 else "points only, since there is one run each"
-        interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, resampling {what}"
+        variants = f"{self.variant} against {self.against}"
+        resampled = "runs and points" if self.runs > 1 else "points only, since there is one run each"
+        interval = f"95 % interval {_signed(self.low)} to {_signed(self.high)}, resampling {resampled}"
         if not self.decided:
-            return f"{where}: undecided. The gap differs by {_signed(self.difference)} ({interval})."
+            return f"{variants}: undecided. The gap differs by {_signed(self.difference)} ({interval})."
         direction = "smaller" if self.difference < 0 else "larger"
-        return f"{where}: the gap is {direction}, by {abs(self.difference):.3f} ({interval})."
+        return f"{variants}: the gap is {direction}, by {abs(self.difference):.3f} ({interval})."
 
 
 def compare(variant: VariantRuns, against: VariantRuns, resamples: int = 1000, seed: int = 0) -> Comparison | None:

@@ -59,12 +59,12 @@ def headline(outcomes: Sequence[RunOutcome], worst: Finding | None = None, name:
     Returns:
         The line.
     """
-    result = _one(outcomes[0], worst, name) if len(outcomes) == 1 else _several(outcomes, name)
+    result = _single(outcomes[0], worst, name) if len(outcomes) == 1 else _several(outcomes, name)
     notes = dict.fromkeys(outcome.note for outcome in outcomes if outcome.note)
     return replace(result, text=" ".join([result.text, *notes]))
 
 
-def _one(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
+def _single(outcome: RunOutcome, worst: Finding | None, name: str) -> Headline:
     if outcome.status == "diverged":
         return Headline(
             "diverged",
@@ -135,8 +135,8 @@ def _robustness(outcome: RunOutcome) -> tuple[Kind, str]:
         )
     size = fraction(value, outcome.norm, outcome.unit)
     perhaps = ", perhaps much less," if outcome.verified is False else ""
-    words = describe(value, outcome.norm, outcome.unit).removeprefix("a change of ")
-    text = f"a change of {words}{perhaps} is enough to change half of the decisions on {where}"
+    change = describe(value, outcome.norm, outcome.unit).removeprefix("a change of ")
+    text = f"a change of {change}{perhaps} is enough to change half of the decisions on {where}"
     if size is None or outcome.verified is False:
         return "note", text[0].upper() + text[1:]
     if size >= ROBUST:
@@ -275,7 +275,7 @@ def _order(rows: Sequence[Ranked], total: int) -> str:
         return f"{row.outcome.label} ({row.outcome.margin_text})"
 
     first = [row for row in rows if row.rank == 1]
-    later = [row for row in rows if row.rank is not None and row.rank > 1]
+    lower = [row for row in rows if row.rank is not None and row.rank > 1]
     apart = [row for row in rows if row.rank is None]
     if len(first) > 1:
         text = f"Undecided which of {total} is most robust: {', '.join(map(named, first))} are within noise"
@@ -287,8 +287,8 @@ def _order(rows: Sequence[Ranked], total: int) -> str:
             f"Most robust of {total}: {first[0].outcome.label}, where a change of {size} is enough to change half of the "
             "decisions on test data"
         )
-    if later:
-        text += f"; then {', '.join(map(named, later))}"
+    if lower:
+        text += f"; then {', '.join(map(named, lower))}"
     if apart:
         text += f"; not comparable, since less accurate: {', '.join(map(named, apart))}"
     return f"{text}."

@@ -257,14 +257,14 @@ def divergence(
     peak = float(np.max(begun[np.isfinite(begun)], initial=0.0))
     if begun.size and 0 < begun[0] < math.inf:  # it may have risen within the first steps
         initial = max(float(begun[0]), SMALLEST)
-        spread = float(np.max(settled)) / minimum if 0 < minimum < math.inf else math.inf
+        final_ratio = float(np.max(settled)) / minimum if 0 < minimum < math.inf else math.inf
         factor = EXPLODED if peak > EXPLODED**3 * initial or margin == 0 else EXPLODED**2
-        if math.inf > minimum > max(factor, spread) * initial:
+        if math.inf > minimum > max(factor, final_ratio) * initial:
             return f"the loss rose from {begun[0]:.3g} to {end:.3g}"
     return ""
 
 
-def standing(status: str, reason: str | None, metrics: Overview) -> tuple[str, str | None]:
+def displayed_status(status: str, reason: str | None, metrics: Overview) -> tuple[str, str | None]:
     """Status and reason of a run on a page: "diverged" replaces any other status of a run that did.
 
     Args:
@@ -273,8 +273,10 @@ def standing(status: str, reason: str | None, metrics: Overview) -> tuple[str, s
         metrics: The first and the last values of its loss, and the last median margin of test points if it was measured.
     """
     margin = metrics.latest.get(TEST_MEDIAN)
-    how = divergence(metrics.loss_first, metrics.loss_last, running=status == "running", margin=margin)
-    if not how:
+    divergence_text = divergence(metrics.loss_first, metrics.loss_last, running=status == "running", margin=margin)
+    if not divergence_text:
         return status, reason
-    since = f" since step {metrics.broken_at:,}" if metrics.broken_at is not None and "finite" in how else ""
-    return "diverged", f"{how}{since}"
+    since = (
+        f" since step {metrics.broken_at:,}" if metrics.broken_at is not None and "finite" in divergence_text else ""
+    )
+    return "diverged", f"{divergence_text}{since}"

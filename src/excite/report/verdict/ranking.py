@@ -70,7 +70,7 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
     measured = sorted(
         (ranked for ranked in sound if ranked.margin is not None), key=lambda ranked: -(ranked.margin or 0.0)
     )
-    silent = [Ranked(ranked, None, "margins were not measured") for ranked in sound if ranked.margin is None]
+    unmeasured = [Ranked(ranked, None, "margins were not measured") for ranked in sound if ranked.margin is None]
     wrong = sorted(
         (outcome for outcome in measured if outcome.margin == 0), key=lambda outcome: -outcome.accuracy.get("test", 0.0)
     )
@@ -84,7 +84,7 @@ def rank(outcomes: Sequence[RunOutcome]) -> list[Ranked]:
         for ranked in measured
         if ranked not in comparable and best is not None
     ]
-    return [*ranked, *further, *inaccurate, *silent, *diverged]
+    return [*ranked, *further, *inaccurate, *unmeasured, *diverged]
 
 
 def _places(comparable: Sequence[RunOutcome]) -> list[Ranked]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from excite.report.collect import RunData, VariantRuns, watched_unit
-from excite.report.verdict.outcome import SUMMARY, RunOutcome, from_latest, from_margins, standing
+from excite.report.verdict.outcome import SUMMARY, RunOutcome, displayed_status, from_latest, from_margins
 from excite.runs.reader import Overview, read_overview
 from excite.runs.weights import NAME as WEIGHTS
 
@@ -35,10 +35,10 @@ def outcome_of(variant: VariantRuns, overviews: Mapping[Path, Overview]) -> RunO
     Returns:
         Margins that are stored in the runs, or the last that were measured while they trained.
     """
-    standings = {run.path: run_standing(run, overviews[run.path]) for run in variant.runs}
-    sound = [run for run in variant.runs if standings[run.path][0] != "diverged"]
+    statuses = {run.path: run_status(run, overviews[run.path]) for run in variant.runs}
+    sound = [run for run in variant.runs if statuses[run.path][0] != "diverged"]
     runs = sound or list(variant.runs)
-    status, reason = standings[runs[0].path]
+    status, reason = statuses[runs[0].path]
     known: dict[str, Any] = {
         "label": variant.name, "status": status, "reason": reason, "step": overviews[runs[0].path].step,
         "classes": classes(runs[0].wiring), "measurable": any(has_checkpoint(run.path) for run in runs),
@@ -59,9 +59,9 @@ def _is_discrete(config: Mapping[str, Any]) -> bool:
     return isinstance(watched, dict) and watched.get("inputs") == "integers"
 
 
-def run_standing(run: RunData, overview: Overview) -> tuple[str, str | None]:
+def run_status(run: RunData, overview: Overview) -> tuple[str, str | None]:
     """Status and reason of a run: "diverged" if it did."""
-    return standing(run.status, run.reason, overview)
+    return displayed_status(run.status, run.reason, overview)
 
 
 def classes(wiring: Mapping[str, Any] | None) -> int | None:

@@ -20,13 +20,13 @@ from excite._core.files import open_regular, read_json
 from excite.errors import RunError
 from excite.runs.checks import check_version
 from excite.runs.folder import FORMAT, STATUSES, VERSION
-from excite.runs.lock import held
+from excite.runs.lock import is_held
 from excite.runs.metrics import APPLICATION, _read_only
 from excite.runs.reader.processes import AVAILABLE, MAX_TEXT, ROW, Crashed, ReadElsewhere, Reader, Rows
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
-Ask = Callable[..., Any]  # (SQL, values) to a cursor
+Execute = Callable[..., Any]  # (SQL, values) to a cursor
 Result = TypeVar("Result")
 
 # All names by one search each in the primary key (name, step), instead of a walk over every row.
@@ -72,7 +72,7 @@ _MAX_MARKER = 1_000_000  # bytes of run.json
 
 
 @dataclass
-class _Kept:
+class _CachedSeries:
     steps: Steps
     values: Values
     time: (
@@ -105,7 +105,7 @@ class MetricsReader:
         self._deadline = math.inf
         self._retry, self._refusal = -math.inf, ""
         self._lock = threading.RLock()
-        self._kept: dict[str, _Kept] = {}
+        self._cache: dict[str, _CachedSeries] = {}
         self._names: list[str] = []
         self._last: tuple[int, float] | None = None
         self._connection: sqlite3.Connection | ReadElsewhere | None = None
@@ -118,19 +118,19 @@ class MetricsReader:
     @property
     def points(self) -> int:
         """How many numbers are kept in memory."""
-        return sum(len(cached.steps) for cached in self._kept.values())
+        return sum(len(cached.steps) for cached in self._cache.values())
 
     def refresh(self) -> int:
         """Look whether something was written since the last look; returns the version."""
         with self._guard():
             if self._file != _identity(self.path / "metrics.db", self.below):  # the folder was made again
                 self._close()
-                self._kept.clear()
+                self._cache.clear()
                 self._open()
-            version = self._one("PRAGMA data_version")[0]
+            version = self._fetch_row("PRAGMA data_version")[0]
             if version != self._data_version:
                 self._data_version = version
-                self._names = [_text(row[0]) for row in self._ask(_NAMES)]
+                self._names = [_text(row[0]) for row in self._execute(_NAMES)]
                 if len(self._names) > MAX_NAMES:
                     raise RunError(f"{self.path / 'metrics.db'} has more than {MAX_NAMES:,} names")
                 self._last = None
@@ -145,42 +145,44 @@ class MetricsReader:
     def series(self, name: str) -> tuple[Steps, Values]:
         """Steps and values of one metric, as of now; empty if there is none. Not to be changed."""
         with self._guard():
-            cached = self._kept.get(name)
-            written, rows, now = self._read_after(name, cached)
+            cached = self._cache.get(name)
+            written, rows, last_time = self._read_after(name, cached)
             if cached is not None and written != cached.time:
                 cached = None
-                _, rows, now = self._read_after(name, cached)
+                _, rows, last_time = self._read_after(name, cached)
             steps, values = rows["step"].copy(), np.where(rows["missing"], np.nan, rows["value"])
             if cached is not None:
                 if not len(rows):
                     return cached.steps, cached.values
                 steps, values = np.concatenate([cached.steps, steps]), np.concatenate([cached.values, values])
             if len(steps):
-                self._kept[name] = _Kept(steps, values, now)
+                self._cache[name] = _CachedSeries(steps, values, last_time)
             else:
-                self._kept.pop(name, None)
+                self._cache.pop(name, None)
             return steps, values
 
-    def _read_after(self, name: str, retained: _Kept | None) -> tuple[float | None, npt.NDArray[Any], float | None]:
-        """When the last step that is kept was written, what follows it, and when the last of that was written."""
-        last = -1 if retained is None else int(retained.steps[-1])
+    def _read_after(
+        self, name: str, cached: _CachedSeries | None
+    ) -> tuple[float | None, npt.NDArray[Any], float | None]:
+        """When the last cached step was written, what follows it, and when the last of that was written."""
+        last = -1 if cached is None else int(cached.steps[-1])
         queries = ((_TIME, (name, last)), (_AFTER, (name, last)), (_LAST_TIME, (name,)))
         connection = self._opened()
         if isinstance(connection, ReadElsewhere):
-            written, rows, now = connection.execute_together(*queries, array=1)
+            written, rows, last_time = connection.execute_together(*queries, array=1)
         else:
             with self._snapshot():
-                written, now = (self._ask(*queries[at]).fetchall() for at in (0, 2))
-                rows = np.fromiter(self._ask(*queries[1]), ROW)
-        return written[0][0] if written else None, rows, now[0][0] if now else None
+                written, last_time = (self._execute(*queries[at]).fetchall() for at in (0, 2))
+                rows = np.fromiter(self._execute(*queries[1]), ROW)
+        return written[0][0] if written else None, rows, last_time[0][0] if last_time else None
 
     def subsample(self, name: str, max_points: int = 1000) -> tuple[Steps, Values]:
         """About `max_points` points of a long series that was not read yet, at even distances: fast, but peaks are missed."""
         with self._guard(), self._snapshot():
             ends = self._ends(name, 5 * max_points)
             if ends is not None:
-                found = self._ask(_SUBSAMPLE, (name, *ends, max_points)).fetchall()
-                rows = np.unique(np.array(found, np.float64).reshape(-1, 3), axis=0)
+                sampled = self._execute(_SUBSAMPLE, (name, *ends, max_points)).fetchall()
+                rows = np.unique(np.array(sampled, np.float64).reshape(-1, 3), axis=0)
                 return rows[:, 0].astype(np.int64), np.where(rows[:, 2] > 0, np.nan, rows[:, 1])
         return self.series(name)
 
@@ -200,37 +202,39 @@ class MetricsReader:
             last = ends[1] if high is None else max(min(ends[1], int(high) + 1), ends[0])
             query = """SELECT min(step), max(step), min(value), avg(value), max(value) FROM metrics WHERE name = ? AND step BETWEEN ? AND ?
                        AND value BETWEEN -1.7e308 AND 1.7e308 GROUP BY (step - ?) / ?"""
-            bins = self._ask(query, (name, first, last, first, max(1, -(-(last - first + 1) // max_points)))).fetchall()
+            bins = self._execute(
+                query, (name, first, last, first, max(1, -(-(last - first + 1) // max_points)))
+            ).fetchall()
             rows = np.array(bins, np.float64).reshape(-1, 5)
             return rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2], rows[:, 3], rows[:, 4]
 
-    def _ends(self, name: str, many: int) -> tuple[int, int] | None:
+    def _ends(self, name: str, min_points: int) -> tuple[int, int] | None:
         """First and last step of a series that was not read yet and has at least so many points."""
         few = "SELECT count(*) FROM (SELECT 1 FROM metrics WHERE name = ? LIMIT ?)"
-        if name in self._kept or self._ask(few, (name, many)).fetchone()[0] < many:
+        if name in self._cache or self._execute(few, (name, min_points)).fetchone()[0] < min_points:
             return None
         # Two queries: one for both ends would walk over all rows.
         queries = (f"SELECT {end}(step) FROM metrics WHERE name = ?" for end in ("min", "max"))
-        first, last = (_step(self._ask(query, (name,)).fetchone()[0]) for query in queries)
+        first, last = (_step(self._execute(query, (name,)).fetchone()[0]) for query in queries)
         return first, last
 
     def last(self) -> tuple[int, float] | None:
         """The last step at which anything was measured and when that was written (seconds since 1970)."""
         with self._guard():
             if self._last is None:
-                self._last = checked_last(self._one(LAST))
+                self._last = checked_last(self._fetch_row(LAST))
             return self._last
 
     def latest(self, name: str) -> float | None:
         """The last value of one metric, read alone."""
         with self._guard():
-            row = self._ask(_LATEST, (name,)).fetchone()
+            row = self._execute(_LATEST, (name,)).fetchone()
             return None if row is None or row[0] is None else float(row[0])
 
-    def read_together(self, query: Callable[[Ask], Result]) -> Result:
+    def read_together(self, query: Callable[[Execute], Result]) -> Result:
         """Returns the result of `query`, which gets a function that runs SQL on one snapshot of the database."""
         with self._guard(), self._snapshot():
-            return query(self._ask)
+            return query(self._execute)
 
     def close(self) -> None:
         """Closes the database."""
@@ -269,22 +273,22 @@ class MetricsReader:
             self._connection.seconds = self._deadline - time.monotonic()
         return self._connection
 
-    def _ask(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor | Rows:
+    def _execute(self, query: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor | Rows:
         return self._opened().execute(query, values)
 
-    def _one(self, query: str) -> Any:
-        return self._ask(query).fetchone()
+    def _fetch_row(self, query: str) -> Any:
+        return self._execute(query).fetchone()
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """All queries inside see the database of one moment."""
-        self._ask("BEGIN")
+        self._execute("BEGIN")
         try:
             yield
         except BaseException:
             self._close()
             raise
-        self._ask("COMMIT")
+        self._execute("COMMIT")
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -295,7 +299,7 @@ class MetricsReader:
                 if now < self._retry:
                     raise RunError(self._refusal)
                 self._deadline = now + self.seconds
-                if isinstance(self._connection, ReadElsewhere) and self._connection.lost:  # by another run
+                if isinstance(self._connection, ReadElsewhere) and self._connection.ended:  # by another run
                     self._connection = None
                 yield
         except Crashed as error:
@@ -330,12 +334,14 @@ def read_status(path: Path, below: Path | None = None) -> tuple[str, str | None]
     if status not in STATUSES:
         raise RunError(f"{path / 'run.json'} is damaged: its status is {status!r:.40}")
     lock = path / "lock"  # a copy from a store has none
-    if status == "running" and lock.exists() and not held(lock):
+    if status == "running" and lock.exists() and not is_held(lock):
         return "stale", "its process ended without saying so"
     return str(status), None if reason is None else str(reason)[:1000]
 
 
-def read_immutable(path: Path, query: Callable[[Ask], Result], below: Path | None, deadline: float) -> Result | None:
+def read_immutable(
+    path: Path, query: Callable[[Execute], Result], below: Path | None, deadline: float
+) -> Result | None:
     """Returns the result of `query`, which gets a function that runs SQL, if no process writes the database; None if one does.
 
     Args:

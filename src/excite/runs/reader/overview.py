@@ -23,9 +23,11 @@ WITH RECURSIVE every(name) AS (
 ) SELECT name FROM every WHERE name IS NOT NULL"""
 _FIRST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step LIMIT {ENDS}"
 _NEWEST = f"SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT {ENDS}"
-_BROKEN = "SELECT min(step) FROM metrics WHERE name = ? AND (value IS NULL OR NOT value BETWEEN -1.7e308 AND 1.7e308)"
+_NONFINITE = (
+    "SELECT min(step) FROM metrics WHERE name = ? AND (value IS NULL OR NOT value BETWEEN -1.7e308 AND 1.7e308)"
+)
 _RANGE = "SELECT (SELECT min(step) FROM metrics WHERE name = ?), (SELECT max(step) FROM metrics WHERE name = ?)"
-Ask = Callable[[str, tuple[Any, ...]], Any]
+Execute = Callable[[str, tuple[Any, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -81,45 +83,45 @@ def read_overview(
         RunError: If the database is damaged or took too long.
     """
     deadline = time.monotonic() + seconds
-    result = read_immutable(path, lambda ask: _overview(ask, names, sparks), below, deadline)
+    result = read_immutable(path, lambda execute: _overview(execute, names, sparks), below, deadline)
     if result is not None:
         return result
-    with closing(MetricsReader(path, below, seconds, reader)) as follower:
-        follower.refresh()
-        return overview(follower, names, sparks)
+    with closing(MetricsReader(path, below, seconds, reader)) as metrics:
+        metrics.refresh()
+        return overview(metrics, names, sparks)
 
 
-def overview(follower: MetricsReader, names: Sequence[str], sparks: Sequence[str] = (_LOSS,)) -> Overview:
+def overview(metrics: MetricsReader, names: Sequence[str], sparks: Sequence[str] = (_LOSS,)) -> Overview:
     """The overview of a run that is open already."""
-    return follower.read_together(lambda ask: _overview(ask, names, sparks))
+    return metrics.read_together(lambda execute: _overview(execute, names, sparks))
 
 
-def _overview(ask: Ask, names: Sequence[str], sparks: Sequence[str]) -> Overview:
-    step, when = checked_last(ask(LAST, ()).fetchone()) or (None, None)
+def _overview(execute: Execute, names: Sequence[str], sparks: Sequence[str]) -> Overview:
+    step, when = checked_last(execute(LAST, ()).fetchone()) or (None, None)
     latest = {}
     for name in names:
-        row = ask("SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1", (name,)).fetchone()
+        row = execute("SELECT value FROM metrics WHERE name = ? ORDER BY step DESC LIMIT 1", (name,)).fetchone()
         if row is not None:
             latest[name] = _number(row[0])
-    first, last = _loss_ends(ask)
-    alerts = tuple(_text(row[0]) for row in ask(_ALERTS, ()).fetchall())[:MAX_ALERTS]
-    spark = next((points for name in sparks if (points := _spark(ask, name)) is not None), None)
+    first, last = _loss_ends(execute)
+    alerts = tuple(_text(row[0]) for row in execute(_ALERTS, ()).fetchall())[:MAX_ALERTS]
+    spark = next((points for name in sparks if (points := _spark(execute, name)) is not None), None)
     nonfinite_step = None
     if last and not math.isfinite(last[-1]):
-        nonfinite_step = ask(_BROKEN, (_LOSS,)).fetchone()[0]
+        nonfinite_step = execute(_NONFINITE, (_LOSS,)).fetchone()[0]
     return Overview(
         step, when, latest, first, last, None if nonfinite_step is None else int(nonfinite_step), alerts, spark
     )
 
 
-def _loss_ends(ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    first = tuple(_number(row[0]) for row in ask(_FIRST, (_LOSS,)).fetchall())
-    last = tuple(_number(row[0]) for row in ask(_NEWEST, (_LOSS,)).fetchall())
+def _loss_ends(execute: Execute) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    first = tuple(_number(row[0]) for row in execute(_FIRST, (_LOSS,)).fetchall())
+    last = tuple(_number(row[0]) for row in execute(_NEWEST, (_LOSS,)).fetchall())
     return first, last[::-1]
 
 
-def _spark(ask: Ask, name: str) -> tuple[str, tuple[float, ...]] | None:
-    low, high = ask(_RANGE, (name, name)).fetchone()
+def _spark(execute: Execute, name: str) -> tuple[str, tuple[float, ...]] | None:
+    low, high = execute(_RANGE, (name, name)).fetchone()
     if low is None or high is None or not int(low) < int(high):
         return None
     count = min(SPARK, int(high) - int(low) + 1)
@@ -128,7 +130,7 @@ def _spark(ask: Ask, name: str) -> tuple[str, tuple[float, ...]] | None:
     query = f"""WITH at(place) AS (VALUES {places}), found(step) AS (
         SELECT DISTINCT (SELECT min(step) FROM metrics WHERE name = ? AND step >= place) FROM at)
         SELECT (SELECT value FROM metrics WHERE name = ? AND metrics.step = found.step) FROM found ORDER BY step"""
-    return name, tuple(_number(row[0]) for row in ask(query, (name, name)).fetchall())
+    return name, tuple(_number(row[0]) for row in execute(query, (name, name)).fetchall())
 
 
 def _number(value: Any) -> float:

@@ -55,7 +55,7 @@ class Reader:
             if self._pipe is None:
                 self._start()
 
-    def ask(self, key: int, seconds: float, action: str, arguments: Any) -> list[Any]:
+    def request(self, key: int, seconds: float, action: str, arguments: Any) -> list[Any]:
         """All parts of the answer."""
         with self.lock:
             pipe = self._pipe or self._start()
@@ -129,34 +129,34 @@ class ReadElsewhere:
     def __init__(self, reader: Reader, address: str, timeout: float, seconds: float) -> None:
         self._reader, self._key, self.seconds = reader, next(_keys), seconds
         with reader.lock:
-            reader.ask(self._key, seconds, "open", (address, timeout, MAX_TEXT))
+            reader.request(self._key, seconds, "open", (address, timeout, MAX_TEXT))
             self._start = reader.starts
 
     @property
-    def lost(self) -> bool:
+    def ended(self) -> bool:
         """Whether the process it was open in has ended."""
         return self._start != self._reader.starts or not self._reader.running
 
     def execute(self, query: str, values: tuple[Any, ...] = ()) -> Rows:
         """Runs a query in the other process."""
-        return Rows(self._ask("read", [(query, values, False)])[-1][0])
+        return Rows(self._request("read", [(query, values, False)])[-1][0])
 
     def execute_together(self, *queries: tuple[str, tuple[Any, ...]], array: int) -> list[Any]:
         """Rows of several queries as of one moment, asked for at once; those of number `array` are (step, value, missing)."""
-        *chunks, last = self._ask("read", [(*query, at == array) for at, query in enumerate(queries)])
+        *chunks, last = self._request("read", [(*query, at == array) for at, query in enumerate(queries)])
         return [_joined([*chunks, rows]) if at == array else rows for at, rows in enumerate(last)]
 
     def close(self) -> None:
         """Closes the database in the other process."""
         with self._reader.lock:
-            if not self.lost:
+            if not self.ended:
                 with suppress(Crashed):
-                    self._ask("close", None)
+                    self._request("close", None)
 
-    def _ask(self, action: str, arguments: Any) -> list[Any]:
-        if self.lost:
+    def _request(self, action: str, arguments: Any) -> list[Any]:
+        if self.ended:
             raise Crashed("the process that read it has ended")
-        return self._reader.ask(self._key, self.seconds, action, arguments)
+        return self._reader.request(self._key, self.seconds, action, arguments)
 
 
 def _joined(chunks: list[tuple[bytes, bytes, bytes]]) -> npt.NDArray[Any]:

@@ -25,12 +25,12 @@ from excite.runs.folder import (
     check_marker,
     first_difference,
     normalized_config,
-    now,
     read_mapping,
     refuse_existing,
     start_metrics,
+    timestamp,
 )
-from excite.runs.lock import Lock, held
+from excite.runs.lock import Lock, is_held
 from excite.runs.metrics import MetricsTable
 
 _MEANT_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path of a URL has one slash left
@@ -197,7 +197,7 @@ class RunLifecycle:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.mode == "r" or self._closed:
             self.close()
@@ -224,7 +224,7 @@ class RunLifecycle:
         """
         stored = self._check_marker()
         lock = self.path / "lock"
-        if stored == "running" and lock.exists() and not held(lock):
+        if stored == "running" and lock.exists() and not is_held(lock):
             return "stopped"
         return stored
 
@@ -249,7 +249,7 @@ class RunLifecycle:
         if status not in STATUSES:
             raise InputError(f"status: expected one of {', '.join(STATUSES)}; got {status!r}")
         marker = read_mapping(self.path / "run.json")
-        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": now()})
+        write_json(self.path / "run.json", {**marker, "status": status, "reason": reason, "changed": timestamp()})
 
     # Checks
 
@@ -259,8 +259,8 @@ class RunLifecycle:
 
     def _writable(self) -> None:
         if self.mode == "r" or self._closed:
-            how = "closed" if self._closed else "open for reading"
-            raise RunError(f"{self.path} is {how}: open it with Run.open(path, 'a') to write")
+            state = "closed" if self._closed else "open for reading"
+            raise RunError(f"{self.path} is {state}: open it with Run.open(path, 'a') to write")
 
     def _check_marker(self) -> Status:
         return check_marker(self.path)

@@ -21,11 +21,11 @@ class Aliases:
 
     def __init__(self) -> None:
         self._base: dict[torch.fx.Node, torch.fx.Node] = {}
-        self._seen: set[torch.fx.Node] = set()
+        self._visited: set[torch.fx.Node] = set()
 
     def overwritten(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes that share memory with what `node` writes into, and are read later under their old name."""
-        self._seen.add(node)
+        self._visited.add(node)
         first = node.args[0] if node.args else None
         if not isinstance(first, torch.fx.Node):
             return []
@@ -36,4 +36,4 @@ class Aliases:
             return []
         self._base[node] = base
         shared = [other for other, root in self._base.items() if root is base and other is not node] + [base]
-        return [other for other in shared if any(user not in self._seen for user in other.users)]
+        return [other for other in shared if any(user not in self._visited for user in other.users)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _LARGEST = 4_000_000  # entries of an operator that is written out as a matrix
-_WORK = 2e10  # multiplications spent on the spectrum of a convolution
+_MAX_PRODUCTS = 2e10  # multiplications spent on the spectrum of a convolution
 
 
 def matrix_norm(weight: Tensor) -> float:
@@ -64,7 +64,7 @@ def spectral_bound(weight: Tensor, size: Sequence[int], dilation: Sequence[int],
     torus = [n + d * (k - 1) for n, k, d in zip(size, weight.shape[2:], dilation)]
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     operations = math.prod(torus) / 2 * groups * min(outputs, inputs) ** 2 * max(outputs, inputs)
-    if operations > _WORK:
+    if operations > _MAX_PRODUCTS:
         return None
     padded = weight.new_zeros(*weight.shape[:2], *torus)
     corner = padded

@@ -166,12 +166,12 @@ def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
 def _made(provenance: Provenance, origin: Origin) -> Projection | None:
     """The projection that makes queries, keys or values (lead, D): each head once; None if several weights do, or none."""
     heads = list(dict.fromkeys(tuple(row) for row in origin.labels.tolist()))
-    owners = [[provenance.owner(label) for label in row] for row in heads]
-    uses = {id(source[0]) if source is not None else 0: source for row in owners for source in row}
+    origins = [[provenance.origin_of(label) for label in row] for row in heads]
+    uses = {id(source[0]) if source is not None else 0: source for row in origins for source in row}
     use = next(iter(uses.values())) if len(uses) == 1 else None
     if use is None or not isinstance(use[0], Use):
         return None
-    index = tuple(tuple(source[1] for source in row if source is not None) for row in owners)
+    index = tuple(tuple(source[1] for source in row if source is not None) for row in origins)
     norm = origin.norms[-1] if origin.norms else None
     return _projection(provenance, use[0], index, norm)
 
@@ -186,7 +186,7 @@ def _projection(
 
 def _input_of(provenance: Provenance, origin: Origin) -> Tensor | None:
     """The origin of what the projection of a part reads."""
-    source = provenance.owner(int(origin.labels.flatten()[0])) if origin.labels.numel() else None
+    source = provenance.origin_of(int(origin.labels.flatten()[0])) if origin.labels.numel() else None
     return next(
         (read.labels for use, read, _ in provenance.calls if source and use is source[0] and read is not None), None
     )

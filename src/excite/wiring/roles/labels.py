@@ -31,9 +31,9 @@ def roles_by_name(roles: WeightRoles, wiring: Wiring) -> dict[str, str]:
         _modules(roles, wiring.parameters),
         _blocks(wiring.attentions),
         (
-            (f"{one.layer}/translation", f"{result[one.layer]}, sums over classes")
-            for one in wiring.translations
-            if one.layer in result
+            (f"{translation.layer}/translation", f"{result[translation.layer]}, sums over classes")
+            for translation in wiring.translations
+            if translation.layer in result
         ),
         ((junction.name, _between(junction.before, junction.after)) for junction in junctions(wiring)),
     )
@@ -60,7 +60,7 @@ def _modules(roles: WeightRoles, parameters: Iterable[str]) -> Iterable[tuple[st
     """Modules whose weights all do one thing, and their parameters; biases do what their weight does."""
     by_module: dict[str, dict[str, str]] = {}
     for path in parameters:
-        role = roles.others.get(path) or roles.layers.get(path.removesuffix(".weight"), "")
+        role = roles.by_path.get(path) or roles.layers.get(path.removesuffix(".weight"), "")
         by_module.setdefault(path.rpartition(".")[0], {})[path] = role
     for module, several in by_module.items():
         weights = {role for path, role in several.items() if role or not path.endswith("bias")}

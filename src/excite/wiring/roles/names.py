@@ -20,12 +20,12 @@ class WeightRoles:
 
     Attributes:
         layers: By name of a layer, its role: "layer 3, query", "layer 3, MLP gate".
-        others: By path, the role of parameters that belong to no affine layer: embeddings and normalizations.
+        by_path: By path, the role of parameters that belong to no affine layer: embeddings and normalizations.
         attentions: The attentions of the model.
     """
 
     layers: dict[str, str] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
+    by_path: dict[str, str] = field(default_factory=dict)
     attentions: tuple[Attention, ...] = ()
 
     def of_layer(self, layer: Layer) -> Layer:
@@ -39,7 +39,7 @@ class WeightRoles:
         name = next((name for site in group.producers if (name := self._name(site))), "")
         role = (
             producers[0].role
-            if self._part(first) or first.parameter in self.others
+            if self._projection_of(first) or first.parameter in self.by_path
             else self.layers.get(first.layer, "")
         )
         return replace(group, producers=tuple(producers), consumers=tuple(consumers), role=role, name=name)
@@ -48,9 +48,9 @@ class WeightRoles:
         return replace(site, role=self._role(site))
 
     def _role(self, site: Site) -> str:
-        result = self._part(site)
+        result = self._projection_of(site)
         if result is None:
-            return self.others.get(site.parameter) or self.layers.get(site.layer, "")
+            return self.by_path.get(site.parameter) or self.layers.get(site.layer, "")
         attention, projection_name, heads = result
         count = len(getattr(attention, projection_name).index)
         shared = "key " if projection_name in ("key", "value") and attention.key_heads < attention.heads else ""
@@ -58,7 +58,7 @@ class WeightRoles:
             [attention.name, *([f"{shared}{_heads(heads)}"] if len(heads) < count else []), projection_name]
         )
 
-    def _part(self, site: Site) -> tuple[Attention, str, list[int]] | None:
+    def _projection_of(self, site: Site) -> tuple[Attention, str, list[int]] | None:
         """The attention, the part of it and the heads that a site belongs to."""
         numbers = {number for numbers in site.index for number in numbers}
         for attention in self.attentions:
@@ -74,7 +74,7 @@ class WeightRoles:
 
     def _name(self, site: Site) -> str:
         """The layer, with the part of a fused projection and the heads, where the site is not all of them."""
-        result = self._part(site)
+        result = self._projection_of(site)
         if result is None:
             return ""
         attention, projection_name, heads = result
@@ -139,8 +139,8 @@ def _makers(provenance: Provenance, origin: Origin | None) -> list[Use]:
     """The affine calls that make the channels of a signal."""
     if origin is None:
         return []
-    owners = [provenance.owner(label) for label in dict.fromkeys(origin.labels.flatten().tolist())]
-    return list({id(o[0]): o[0] for o in owners if o is not None and isinstance(o[0], Use)}.values())
+    origins = [provenance.origin_of(label) for label in dict.fromkeys(origin.labels.flatten().tolist())]
+    return list({id(o[0]): o[0] for o in origins if o is not None and isinstance(o[0], Use)}.values())
 
 
 def _feedforward(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
@@ -179,9 +179,9 @@ def _embeddings(provenance: Provenance, roles: WeightRoles, parameters: Mapping[
         name = path.rpartition(".")[0].rpartition(".")[2] or path
         label = next((text for key, text in _EMBEDDINGS.items() if key in name.lower()), "embedding")
         if path in weights:
-            roles.layers[weights[path]] = roles.others[path] = f"{label}, tied to the output"
+            roles.layers[weights[path]] = roles.by_path[path] = f"{label}, tied to the output"
         else:
-            roles.others[path] = label
+            roles.by_path[path] = label
 
 
 _EMBEDDINGS = {
@@ -204,12 +204,12 @@ def _norms(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]
                 names[projection.norm] = f"{attention.name}, {projection_name} norm"
     for use in provenance.ctx.uses:
         module = use.slot.source.path.rpartition(".")[0]
-        if module in names and use.slot.shape[1:3].count(1) and use.slot.source.path not in roles.others:
+        if module in names and use.slot.shape[1:3].count(1) and use.slot.source.path not in roles.by_path:
             role = names[module]
             if role == "norm before attention" and _outside(module, readers[module], blocks):
                 role = "norm after MLP"  # BERT's, at the end of a block
             known = not role or role.startswith(("layer", "final")) or " layer " in role
-            roles.others[use.slot.source.path] = role if known else _label(module, blocks, role)
+            roles.by_path[use.slot.source.path] = role if known else _label(module, blocks, role)
 
 
 def _outside(module: str, readers: Iterable[str], blocks: Mapping[str, str]) -> bool:

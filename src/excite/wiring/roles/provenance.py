@@ -91,7 +91,7 @@ class Provenance:
         self._starts.insert(at, start)
         self._owners.insert(at, source)
 
-    def owner(self, label: int) -> tuple[Use | TracedAttention, int] | None:
+    def origin_of(self, label: int) -> tuple[Use | TracedAttention, int] | None:
         """The affine call or attention that makes a channel, and the channel's number in it."""
         at = bisect_right(self._starts, label) - 1
         if label <= 0 or at < 0:

@@ -38,7 +38,7 @@ def test_kernels_are_the_recursion():
     closed = start @ [value, velocity] + squares @ forces + of_known @ known
     for m, force, e in zip(motions, forces, known):
         if m.momentum:
-            product = m.keep * velocity + m.gain * (m.decay * value + e)
+            product = m.buffer_factor * velocity + m.gain * (m.decay * value + e)
             value, velocity = value - 2 * m.rate * product + m.rate**2 * force, product - m.rate * force
         else:
             c = force + m.decay**2 * value + 2 * m.decay * e  # of g + λ w

@@ -35,7 +35,7 @@ class Motion:
     fresh: bool
 
     @property
-    def keep(self) -> float:
+    def buffer_factor(self) -> float:
         """Factor of the old buffer."""
         return 0.0 if self.fresh else self.momentum
 
@@ -63,7 +63,7 @@ def kernels(motions: Sequence[Motion]) -> tuple[Floats, Floats, Floats]:
         if motion.momentum:
             of_product = beta - 2 * rate * alpha  # coefficient of B
             squares[:, i], known[:, i] = rate * (rate * alpha - beta), of_product * motion.gain
-            start = np.stack([alpha + of_product * motion.gain * motion.decay, of_product * motion.keep], 1)
+            start = np.stack([alpha + of_product * motion.gain * motion.decay, of_product * motion.buffer_factor], 1)
         else:
             shrunk = 1 - rate * motion.decay
             squares[:, i], known[:, i] = rate * rate * alpha, -2 * rate * shrunk * alpha
@@ -121,10 +121,10 @@ class SquaresIntegral:
         """W before the first of some steps; at the very first from the update, since the buffer may be older than the ledger."""
         if self._velocity is not None:
             return self._velocity
-        if not motion.keep:
+        if not motion.buffer_factor:
             return torch.zeros_like(self.value)
         pull = motion.decay * self.value + (0.0 if known is None else known[0])
-        return (products["wu"][0, number] - motion.gain * pull) / motion.keep
+        return (products["wu"][0, number] - motion.gain * pull) / motion.buffer_factor
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, for a checkpoint."""

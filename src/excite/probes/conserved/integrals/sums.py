@@ -91,8 +91,8 @@ class _Piece:
             return
         grad = grad.detach().to_dense() if grad.is_sparse else grad.detach()
         size = self.sums(grad.abs()).double().amax()
-        share = self.sums(grad).double().abs().amax() / torch.where(size > 0, size, 1.0)
-        self.worst = torch.maximum(self.worst, share)
+        relative = self.sums(grad).double().abs().amax() / torch.where(size > 0, size, 1.0)
+        self.worst = torch.maximum(self.worst, relative)
         rate, decay, momentum = (float(setting[name]) for name in ("lr", "weight_decay", "momentum"))
         own = torch.finfo(self.parameter.dtype).eps
         of_gradient = rate / max(1 - momentum, 1e-3) * _ROUNDED * max(eps, own)
@@ -125,14 +125,18 @@ class TranslationSums:
         self._predicted = predicted
         self._autocast = False
         self.pieces: dict[str, dict[str, _Piece]] = {}  # by law and path
-        for one in translations:
+        for translation in translations:
             pieces = {
-                one.parameter: _Piece(parameters[one.parameter], _rows(one), state.get(parameters[one.parameter], {}))
+                translation.parameter: _Piece(
+                    parameters[translation.parameter],
+                    _rows(translation),
+                    state.get(parameters[translation.parameter], {}),
+                )
             }
-            if one.bias is not None:
-                bias = parameters[one.bias]
-                pieces[one.bias] = _Piece(bias, lambda tensor: tensor.sum().reshape(1), state.get(bias, {}))
-            self.pieces[f"{one.layer}/translation"] = pieces
+            if translation.bias is not None:
+                bias = parameters[translation.bias]
+                pieces[translation.bias] = _Piece(bias, lambda tensor: tensor.sum().reshape(1), state.get(bias, {}))
+            self.pieces[f"{translation.layer}/translation"] = pieces
 
     @torch.no_grad()
     def after(self, settings: Mapping[int, Mapping[str, Any]], eps: float) -> None:
@@ -161,7 +165,7 @@ class TranslationSums:
                 [piece.sums(piece.parameter.detach().abs()).double().amax() for piece in several]
             ).amax()
             worst, allowed = (
-                torch.stack(one).amax() for one in ([p.worst for p in several], [p.allowed for p in several])
+                torch.stack(columns).amax() for columns in ([p.worst for p in several], [p.allowed for p in several])
             )
             dtype = torch.float16 if self._autocast else several[0].parameter.dtype
             result.append(
