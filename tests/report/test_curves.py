@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from excite.report.curves import chance_gap, curve, smooth, thin, widest_gap
+from excite.report.curves import curve, expected_gap, smooth, thin, widest_gap
 
 
 @pytest.mark.parametrize("n", [1, 5, 200])
@@ -21,7 +21,7 @@ def test_the_gap_is_the_two_sample_statistic(n):
 def test_the_gap_of_chance_is_what_equal_distributions_show():
     rng = np.random.default_rng(0)
     gaps = [ks_2samp(rng.random(300), rng.random(500)).statistic for _ in range(300)]
-    assert chance_gap(300, 500) == pytest.approx(np.mean(gaps), rel=0.1)
+    assert expected_gap(300, 500) == pytest.approx(np.mean(gaps), rel=0.1)
 
 
 def test_curves_for_drawing():

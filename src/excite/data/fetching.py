@@ -7,17 +7,15 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from excite._core.checks import check_path
 from excite._core.files import writing
+from excite._core.progress import Progress
 from excite.data.sources import SOURCES, Archive, File, Source
 from excite.data.unpacking import CHUNK, unpack
 from excite.errors import DataError, InputError
-
-Progress = Callable[[str, int, int], None]
 
 
 def cache_folder(root: str | os.PathLike[str] | None = None) -> Path:

@@ -31,7 +31,7 @@ def widest_gap(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[
     return float(grid[widest]), low, high
 
 
-def chance_gap(n: int, m: int) -> float:
+def expected_gap(n: int, m: int) -> float:
     """The gap that two samples of n and m points from one distribution show on average: √(π/2) ln 2 · √(1/n + 1/m).
 
     The mean of Kolmogorov's distribution. A measured gap of this size is no evidence of a difference.

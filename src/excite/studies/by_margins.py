@@ -146,12 +146,12 @@ class ByMargins:
 
     def below_table(self, scale: TrainingScale) -> str:
         """Text below the table of results."""
-        from excite.report.curves import chance_gap
+        from excite.report.curves import expected_gap
 
         return (
             "Means over seeds, with the range. Accuracies are over all training and test images, other columns over those measured. The gap\n"
             f"is the largest vertical distance between the two curves; two sets of {scale.points} images from one distribution would show\n"
-            f"about {chance_gap(scale.points, scale.points):.3f}. *No adversarial example*: none was found within the pixel range. *Suspect*: the search for the\n"
+            f"about {expected_gap(scale.points, scale.points):.3f}. *No adversarial example*: none was found within the pixel range. *Suspect*: the search for the\n"
             "margin shows signs of failure at these images. *Trusted*: networks without evidence against their margins."
         )
 

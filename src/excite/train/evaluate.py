@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from excite._core.checks import is_whole, parse_norm
 from excite._core.compatibility import renamed_keywords
+from excite._core.progress import Progress
 from excite.errors import ExciteError, InputError, RunError, one_line
 from excite.margin import Margins, SearchOptions, margins
 from excite.runs import Run, load_run
@@ -20,7 +20,6 @@ from excite.wiring import trace
 
 __all__ = ["PARTS", "SavedModel", "artifact_name", "in_unit", "load_model", "measure", "more_points", "why_not_stored"]
 
-Progress = Callable[[str, int, int], None]
 PARTS = ("train", "test")
 
 

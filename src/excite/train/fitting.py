@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from excite._core.progress import Progress
 from excite._core.randomness import own_randomness
 from excite.runs.run import Run
 from excite.train.predictions import Predict
 from excite.train.settings import (
-    Progress,
     Scheduled,
     TrainerSettings,
     TrainingData,

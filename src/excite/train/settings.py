@@ -10,12 +10,11 @@ from torch import Tensor
 
 from excite._core.calls import check_finite
 from excite._core.checks import check_count, check_dense, check_flag, check_seed, is_whole, shown
+from excite._core.progress import Progress
 from excite.errors import InputError
 from excite.runs.run import Run
 from excite.train.predictions import Predict
 from excite.train.schedule import RateSchedule
-
-Progress = Callable[[str, int, int], None]
 
 
 class TrainingData(Protocol):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp, kstwobign
 
+from excite.margin.gap import chance_gap
 from excite.report.verdict.outcome import (
     chance_level,
     displayed_status,
@@ -24,7 +25,7 @@ def test_gap_and_chance_are_those_of_the_two_sample_test():
     found = from_margins(margins)
     statistic = ks_2samp(*(np.asarray(margins[part].values) for part in ("train", "test"))).statistic
     assert found.gap.value == pytest.approx(statistic)
-    assert chance_level(500, 300) == pytest.approx(kstwobign.isf(0.05) * math.sqrt(1 / 500 + 1 / 300), rel=1e-3)
+    assert chance_gap(500, 300) == pytest.approx(kstwobign.isf(0.05) * math.sqrt(1 / 500 + 1 / 300), rel=1e-3)
     _, train, test = found.widest
     assert abs(train - test) == pytest.approx(statistic)
     assert found.accuracy == {"train": 0.92, "test": 0.92}

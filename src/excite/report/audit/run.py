@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from excite._core.checks import (
     shown,
 )
 from excite._core.preserve import eval_mode
+from excite._core.progress import Progress
 from excite.bounds import Descent
 from excite.bounds.stability import as_descent
 from excite.data import Dataset
@@ -43,7 +43,6 @@ from excite.train.from_config import build_model
 from excite.train.models.loading import Model, made_by_train
 from excite.train.predictions import accuracy, decisions
 
-Progress = Callable[[str, int, int], None]
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "inf")
 _MAX_CLASSES = 10**6
 STAGES = {"layers and units": 0, "theorems": 20, "steepness": 50, "margins": 60}  # in percent of the time

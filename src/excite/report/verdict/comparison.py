@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from excite.margin.gap import common_grid, frequencies, ks_distance
 from excite.report.collect import Values, VariantRuns
-from excite.report.curves import chance_gap
+from excite.report.curves import expected_gap
 from excite.report.verdict.outcome import hardly
 from excite.report.verdict.runs import classes
 
@@ -94,7 +94,7 @@ def verdict(variants: Sequence[VariantRuns]) -> list[str]:
     if measured:
         listed = ", ".join(f"{name} {gap:.3f}" for name, gap in sorted(measured.items(), key=lambda item: item[1]))
         floor = max(
-            chance_gap(*(sum(map(len, group)) for group in zip(*variant.pairs().values())))
+            expected_gap(*(sum(map(len, group)) for group in zip(*variant.pairs().values())))
             for variant in variants
             if variant.pairs()
         )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from excite.margin import Margins
-from excite.margin.gap import Gap
+from excite.margin.gap import Gap, chance_gap, critical_value
 from excite.report.collect import fractions, not_fractions
 from excite.report.curves import widest_gap
 from excite.report.verdict.units import InputUnit, short, unit_of
@@ -28,7 +28,6 @@ TEST_MEDIAN = f"{PROBE}/median/test"
 EXPLODED = 10.0  # times the loss at the start, above which a training has diverged
 SMALLEST = 0.1  # a loss that starts below it is taken to start there
 _LEVEL = 0.95
-_CRITICAL = math.sqrt(-math.log((1 - _LEVEL) / 2) / 2)  # of Kolmogorov's distribution: 1.358 at 95 %
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def from_margins(
     if {"train", "test"} <= pooled.keys():
         at, low, high = widest_gap(pooled["train"], pooled["test"])
         widest = at, float((pooled["train"] <= at).mean()), float((pooled["test"] <= at).mean())
-        chance = chance_level(points["train"], points["test"])
+        chance = chance_gap(points["train"], points["test"])
         gap = gap_interval(high - low, chance)
     flags = tuple(dict.fromkeys(flag for margins_of_run in every for flag in margins_of_run.flags))
     known = {split: float((result > 0).mean()) for split, result in pooled.items()} | dict(accuracy or {})
@@ -169,17 +168,9 @@ def from_latest(latest: Mapping[str, float], **more: Any) -> RunOutcome:
     )
 
 
-def chance_level(n: int, m: int) -> float:
-    """The gap that two samples of n and m points from one distribution exceed once in 20: 1.358 √(1/n + 1/m).
-
-    The critical value of Kolmogorov's distribution; conservative for few points and where margins are tied.
-    """
-    return _CRITICAL * math.sqrt(1 / n + 1 / m)
-
-
 def _points(chance: float) -> float:
     """Number of points per part with this chance level, if both have the same."""
-    return 2 * (_CRITICAL / chance) ** 2
+    return 2 * (critical_value(_LEVEL) / chance) ** 2
 
 
 def gap_interval(value: float, chance: float) -> Gap:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from excite._core.files import TEMPORARY, read_json, writing
+from excite._core.progress import Progress
 from excite._core.randomness import own_randomness
 from excite._version import __version__
 from excite.data import Dataset
@@ -46,7 +47,6 @@ from excite.train.schedule import RateSchedule
 from excite.train.settings import TrainerSettings
 from excite.train.trainer import Trainer
 
-Progress = Callable[[str, int, int], None]
 _EXAMPLES = 200  # training points on which the watch looks at the layers
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from excite._core.progress import Progress
 from excite._core.randomness import own_randomness
 from excite.errors import InputError, ModelError, TrainingStopped
 from excite.excitation import PersistentExcitation, Relative
@@ -17,7 +18,7 @@ from excite.excitation.radius import base_radius
 from excite.excitation.radius_control import FitController
 from excite.runs import Run, load_run
 from excite.train.config import TrainConfig
-from excite.train.from_config.training import Progress, prepare
+from excite.train.from_config.training import prepare
 from excite.train.trainer import Trainer
 from excite.train.vectorized.trainer import fit_together
 

@@ -7,7 +7,7 @@ layer's bias is measured along the way.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from excite._core.checks import check_count
+from excite._core.progress import Progress
 from excite.train.batches import Shuffle
 from excite.train.dynamics.trajectories import BiasTrajectory, Piece, TrajectoryRecord
 from excite.train.vectorized.inputs import check, check_memory, check_seeds, take_points, take_rates
 from excite.train.vectorized.perceptrons import Perceptrons
 from excite.train.vectorized.sgd import CapturedWindow, Loss, SGDSettings, Steps, few_threads
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
