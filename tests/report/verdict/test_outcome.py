@@ -8,7 +8,6 @@ from scipy.stats import ks_2samp, kstwobign
 
 from excite.margin.gap import chance_gap
 from excite.report.verdict.outcome import (
-    chance_level,
     displayed_status,
     divergence,
     from_latest,
