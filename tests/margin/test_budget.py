@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from torch import Tensor, nn
 
@@ -55,6 +58,13 @@ def test_what_is_left_out_grows_as_the_budget_shrinks() -> None:
     said = left_out(full, affordable(full, 150), (150, "passes"), 3)
     assert "1 of 3 searches" in said
     assert "3 points without an adversarial example" in said
+
+
+def test_too_few_seconds_are_refused_in_seconds() -> None:
+    full = Effort(restarts=3, steps=40, targets=9, classes=10)
+    least = replace(full, restarts=1, steps=2, targets=0).cost
+    with pytest.raises(InputError, match=re.escape(f"at least {0.5 * least:.2g} seconds")):
+        affordable(full, 1, seconds=0.5)
 
 
 @pytest.mark.slow

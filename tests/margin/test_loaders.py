@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from excite.errors import InputError
 from excite.margin import SearchOptions, loader_margins, margins
+from excite.margin.loaders import _digest_of_model
 from excite.margin.result import concatenate
 from models import same_state, state_of
 
@@ -76,6 +77,14 @@ def test_stored_margins_of_another_model_do_not_count(tmp_path):
     assert json.loads((tmp_path / "batch-000001.json").read_text())["margins"]
 
 
+def test_long_bounds_that_differ_are_told_apart():
+    low, high = torch.zeros(3000), torch.ones(3000)
+    higher = high.index_fill(0, torch.tensor([1500]), 2.0)
+    model = case()[0]
+    first, again, other = (_digest_of_model(model, {"bounds": (low, end)}) for end in (high, high.clone(), higher))
+    assert first == again != other
+
+
 @pytest.mark.parametrize("loader", [3, [], [1, 2], [(torch.zeros(2, 5), 0)]])
 def test_a_bad_loader_is_refused(loader):
     with pytest.raises(InputError, match="loader"):
@@ -103,6 +112,9 @@ def worker(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
     model, loader = case()
+    for sampler in (RandomSampler(loader.dataset), DistributedSampler(loader.dataset)):
+        with pytest.raises(InputError, match=f"{type(sampler).__name__}: use DataLoader"):
+            loader_margins(model, DataLoader(loader.dataset, 2, sampler=sampler), bounds=(0, 1), options=QUICK)
     found = loader_margins(model, loader, f"{folder}/margins", bounds=(0, 1), options=QUICK)
     torch.save(found.values, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

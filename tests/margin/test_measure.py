@@ -197,3 +197,28 @@ def test_earlier_keywords_still_work_with_a_warning():
     assert found.evidence is None
     with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
         margins(model, x, y, step=5)
+
+
+class Viewing(nn.Sequential):
+    """Flattens activations by a view, which needs them contiguous."""
+
+    def forward(self, x):
+        x = self[1](self[0](x))
+        return self[3](x.view(len(x), -1))
+
+
+def test_images_run_channels_last_where_the_model_takes_it():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3)
+    model, x, formats = nn.Sequential(*layers), torch.rand(6, 3, 8, 8), []
+    hook = model.register_forward_pre_hook(
+        lambda _, args: formats.append(args[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    y = model(x).argmax(1)
+    options = SearchOptions(steps=10, evidence=False)
+    found = margins(model, x, y, bounds=(0, 1), perturbations=True, options=options)
+    assert sum(formats) > len(formats) / 2
+    assert (model(x + found.perturbations).argmax(1) != y).all()  # in the format of x too
+    hook.remove()
+    viewing = margins(Viewing(*layers), x, y, bounds=(0, 1), options=options)
+    torch.testing.assert_close(viewing.values, found.values, rtol=1e-3, atol=0)  # single precision, 10 steps

@@ -214,8 +214,9 @@ class BatchedSearch:
         return max(1, math.ceil(len(self.problem) / _TARGETS))
 
     def verify(self, perturbations: AdversarialPerturbations) -> None:
-        """Make perturbations adversarial by more than rounding, which differs with the size of the batch."""
-        x, decision = self.problem.x, self.problem.decision
+        """Make perturbations adversarial by more than rounding, which differs with the size of the batch and the memory format."""
+        x, decision = self.problem.x, replace(self.problem.decision, channels_last=False)
+        as_given = replace(self.problem, decision=decision)
         # A model may work in single precision also for inputs in double precision.
         types = {x.dtype, self.f.dtype, *(p.dtype for p in decision.model.parameters())}
         epsilon = torch.finfo(torch.float32 if torch.float32 in types else x.dtype).eps
@@ -224,7 +225,7 @@ class BatchedSearch:
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)
             rounding = 64 * epsilon * (size + abs(decision.threshold) * (f.dim() == 1))
             for more in (0, 8, 32, 128, 512, 2048):
-                problem = self.problem.rows(index)
+                problem = as_given.rows(index)
                 d = problem.constraint.clip(perturbations.d[index] * (1 + more * epsilon))
                 logit_margin, adversarial = problem.decision.evaluate(problem.x + d)
                 clear = adversarial & (logit_margin <= -rounding)

@@ -58,8 +58,10 @@ def check_budget(budget: Any) -> SearchBudget | None:
     return check_number(budget[0], "budget", 0, above=True), budget[1]
 
 
-def affordable(full: Effort, passes: float) -> Effort:
+def affordable(full: Effort, passes: float, seconds: float | None = None) -> Effort:
     """The most of `full` that costs at most `passes`: first fewer classes are searched one by one, then fewer times, then shorter.
+
+    `seconds` is what the budget was given as, if not as passes; it is named where the budget is too small.
 
     Raises:
         InputError: if not even the shortest search fits.
@@ -75,9 +77,12 @@ def affordable(full: Effort, passes: float) -> Effort:
     for effort in ladder:
         if effort.cost <= passes:
             return effort
-    raise InputError(
-        f"budget: expected at least {ladder[-1].cost} passes per point, the shortest search; got {passes:.4g}"
-    )
+    least = ladder[-1].cost
+    if seconds is not None:
+        raise InputError(
+            f"budget: expected at least {seconds * least / passes:.2g} seconds for these points, the shortest search; got {seconds:.4g}"
+        )
+    raise InputError(f"budget: expected at least {least} passes per point, the shortest search; got {passes:.4g}")
 
 
 def passes_in(seconds: float, problem: MarginProblem, correct: Tensor, batch: int) -> float:

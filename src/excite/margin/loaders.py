@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from excite._core.checks import check_count, check_dense, check_model, check_path, model_errors, shown
 from excite._core.distributed import rank_and_size
@@ -50,7 +51,7 @@ def loader_margins(
         `Margins` of all points in the loader's order; evidence is added up over the batches.
 
     Raises:
-        InputError: if the loader yields something else, or nothing.
+        InputError: if the loader yields something else, or nothing, or shuffles under torchrun.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
@@ -65,7 +66,7 @@ def loader_margins(
     check_model(model)
     batches = None if batches is None else check_count(batches, "batches")
     directory = None if folder is None else check_path(folder)
-    rank, size = rank_and_size()
+    rank, size = _check_same_everywhere(loader)
     total = _length(loader, batches)
     settings = _digest_of_model(model, arguments) if directory is not None else ""
     by_batch: dict[int, Margins] = {}
@@ -126,9 +127,27 @@ def _digest_of_model(model: nn.Module, arguments: dict[str, Any]) -> str:
             hasher.update(_bytes(value))
     for name in sorted(arguments):
         value = arguments[name]
-        shown_value = getattr(value, "__qualname__", None) or repr(value)
-        hasher.update(f"{name}={shown_value}".encode())
+        for part in value if isinstance(value, tuple | list) else (value,):
+            # not the text of tensors, which is shortened
+            known = _bytes(part) if isinstance(part, Tensor) else _name_of(part).encode()
+            hasher.update(f"{name}={len(known)} ".encode() + known)
     return hasher.hexdigest()
+
+
+def _name_of(argument: Any) -> str:
+    return getattr(argument, "__qualname__", None) or repr(argument)
+
+
+def _check_same_everywhere(loader: Any) -> tuple[int, int]:
+    """Rank and number of the processes; refuses loaders whose batches differ between them."""
+    rank, size = rank_and_size()
+    sampler = getattr(loader, "sampler", None)
+    if size > 1 and isinstance(sampler, RandomSampler | DistributedSampler):
+        raise InputError(
+            f"loader: expected the same batches in every process, which are dealt out here; got a loader with a "
+            f"{type(sampler).__name__}: use DataLoader(..., shuffle=False) without a sampler"
+        )
+    return rank, size
 
 
 def _length(loader: Iterable[Any], batches: int | None) -> int | None:

@@ -186,7 +186,8 @@ class _State:
         self.radius = torch.minimum(torch.minimum(radius, self.best * (1 - min_change)), constraint.max_radius)
 
         if plan.momentum:
-            normalized = gradient / column(constraint.dual_norm(gradient), gradient)
+            size = constraint.dual_norm(gradient) if bool(flat.any()) else slope
+            normalized = gradient / column(size, gradient)
             self.momentum = normalized if self.momentum is None else plan.momentum * self.momentum + normalized
             gradient = self.momentum
         if init_radius is not None and plan.random_start:
