@@ -14,13 +14,22 @@ kernels and for how long they keep the GPU busy. On a CPU `--size tiny` runs in 
     python -m benchmarks.vital_signs --memory --device cuda --size billion --batch 4
 
 prints the peak memory of a training without a watch, and with the probes that `excite.watch` chooses by default, all measured.
+
+    python -m benchmarks.vital_signs --host --size narrow
+
+prints what one measurement of each probe asks of the host: the operators it dispatches, views included, calls of functions in Python, and
+milliseconds of CPU time. The layers and heads are those of GPT-2 small, and so narrow that the arithmetic hardly counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -30,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import excite
 from benchmarks.timing import machine
@@ -39,6 +49,7 @@ SIZES = {  # tokens, length, layers, heads, width
     "small": (50257, 1024, 12, 12, 768),
     "billion": (50257, 1024, 20, 16, 2048),
     "tiny": (101, 32, 2, 2, 32),
+    "narrow": (64, 8, 12, 12, 24),
 }
 NEVER = 10**9
 
@@ -252,6 +263,83 @@ def kernels(training: Training) -> dict[str, tuple[int, float]]:
     return found
 
 
+class CountOperators(TorchDispatchMode):
+    """Counts the operators that are dispatched while it is active, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def host_work(size: str, batch: int, repeats: int = 60) -> dict[str, tuple[int, int, float]]:
+    """By probe, of one measurement: operators it dispatches, calls of functions in Python, CPU time in milliseconds (the smallest).
+
+    On the CPU, not compiled. What the optimizer's hooks do before a step that is measured counts as well.
+    """
+    training = Training(size, batch, torch.device("cpu"), "eager", watched=False)
+    training.compiled = training.model
+    counts: dict[str, Counter[str]] = {"operators": Counter(), "calls": Counter()}
+    times: dict[tuple[str, str], float] = {}
+    what = "operators"
+
+    def observed(function: Any, name: str, part: str) -> Any:
+        def call(*args: Any) -> Any:
+            began = time.process_time()
+            if what == "operators":
+                with CountOperators() as operators:
+                    result = function(*args)
+                counts[what][name] += operators.count
+            elif what == "calls":
+                with profiled_calls() as calls:
+                    result = function(*args)
+                counts[what][name] += calls["call"] + calls["c_call"]
+            else:
+                result = function(*args)
+                spent = 1000 * (time.process_time() - began)
+                times[name, part] = min(spent, times.get((name, part), spent))
+            return result
+
+        return call
+
+    for probe in training.signs:
+        probe.schedule = Every(1)
+        owner: Any = getattr(probe, "_before", probe)  # UpdateRatio and CriticalSharpness copy the weights
+        for holder, part in ((probe, "measure"), (owner, "_before_step")):
+            if hasattr(holder, part):
+                setattr(holder, part, observed(getattr(holder, part), probe.name, part))
+    with torch.autocast("cpu", torch.bfloat16):
+        probes = [Loss(), *training.signs]
+        training.watch = excite.watch(
+            training.model, training.ids[0, :, :-1], optimizer=training.optimizer, probes=probes
+        )
+    training.run(3)
+    for what in ("operators", "calls"):
+        counts[what].clear()
+        training.run(1)
+    what = "time"
+    training.run(repeats)
+    training.watch.close()
+    return {
+        name: (count, counts["calls"][name], sum(spent for (other, _), spent in times.items() if other == name))
+        for name, count in counts["operators"].items()
+    }
+
+
+@contextmanager
+def profiled_calls() -> Iterator[Counter[str]]:
+    """Counts the events of `sys.setprofile`."""
+    counts: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, arg: counts.update((event,)))
+    try:
+        yield counts
+    finally:
+        sys.setprofile(None)
+
+
 VARIANTS = (  # name, whether with the recorder, steps between measurements
     ("recorder", True, NEVER),
     ("signs every 50", False, 50),
@@ -376,6 +464,18 @@ def memory(size: str, batch: int, device: torch.device, steps: int = 4) -> dict[
     return found
 
 
+def print_host_work(work: dict[str, tuple[int, int, float]]) -> None:
+    """A table by probe, and the sum over 50 steps of `vital_signs(10)`."""
+    schedules = {probe.name: probe.schedule for probe in vital_signs(10)}
+    print("| one measurement | operators | calls in Python | CPU time, ms |\n| --- | --: | --: | --: |")
+    total = [0.0, 0.0, 0.0]
+    for name, row in work.items():
+        print(f"| {name} | {row[0]} | {row[1]} | {row[2]:.2f} |")
+        due = sum(schedules[name].due(step) for step in range(1, 51))
+        total = [one + due * more for one, more in zip(total, row)]
+    print(f"| in 50 steps, measured every 10 | {total[0]:.0f} | {total[1]:.0f} | {total[2]:.1f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -390,6 +490,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="recorder and signs by themselves, not together")
     parser.add_argument("--kernels", action="store_true", help="count the kernels of every probe, by the profiler")
     parser.add_argument("--memory", action="store_true", help="only the peak memory with the default probes")
+    parser.add_argument("--host", action="store_true", help="only operators and CPU time of every probe")
     parser.add_argument("--json", help="file that the numbers are written to after every round")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -403,6 +504,10 @@ def main() -> None:
         sizes = memory(options.size, options.batch, torch.device(options.device))
         print(json.dumps(sizes))
         note(sizes)
+        return
+    if options.host:
+        torch.set_num_threads(1)
+        print_host_work(host_work(options.size, options.batch))
         return
     result = measure(
         options.size,

@@ -10,13 +10,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 import excite
 from excite.probes import Every, GradientNorm, UpdateRatio
-from excite.probes.update_ratio import StepCopy
+from excite.probes.update_ratio import StepCopy, copies
 from excite.report.history import MetricHistory
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_copies_are_the_same_bit_by_bit(dtype):
+    numbers = torch.tensor([0.0, -0.0, 1e-45, -1e-7, 3.1, torch.inf, -torch.inf]).to(dtype)
+    several = [
+        nn.Parameter(numbers),
+        nn.Parameter(torch.randn(3, 4).to(dtype).t()),
+        nn.Parameter(torch.tensor(2.0).to(dtype)),
+    ]
+    found = copies(several)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found[:1], [numbers]))
+    assert all(torch.equal(a, b) and a.stride() == b.stride() and not a.requires_grad for a, b in zip(found, several))
+    assert not {a.data_ptr() for a in found} & {b.data_ptr() for b in several}
+    assert copies([]) == []
+
+
+def test_copies_of_other_tensors_are_made_one_by_one():
+    sparse = torch.eye(3).to_sparse()
+    found = copies([torch.ones(2), sparse])
+    assert torch.equal(found[1].to_dense(), torch.eye(3))
 
 
 def slow_ratios(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, float]:

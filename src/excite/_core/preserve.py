@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from excite._core.modules import modules_of
+
 _local = threading.local()
 
 
@@ -33,7 +35,7 @@ class Buffers:
     def __init__(self, model: nn.Module):
         self._owners = [
             (module, name, buffer)
-            for module in model.modules()
+            for module in modules_of(model)
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
@@ -90,7 +92,7 @@ def device_of(model: nn.Module) -> torch.device:
 def preserve_state(model: nn.Module) -> Iterator[None]:
     """Restores the model's buffers, its training modes and the global random state on exit, and disables probe hooks."""
     buffers, random = Buffers(model), RandomState(device_of(model))
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in modules_of(model)]
     try:
         with ignore_probes():
             yield

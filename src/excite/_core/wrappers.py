@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
+from excite._core.modules import modules_of
 from excite.errors import ModelError
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -118,7 +119,7 @@ def refuse_lazy(model: nn.Module) -> None:
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 keeps a part of the weights in each process: then every forward pass is one of all processes."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in modules_of(model))
 
 
 def is_shared(model: nn.Module) -> bool:

@@ -105,7 +105,7 @@ class GradientNorm(Probe):
 
     @torch.no_grad()
     def _read(self, optimizer: torch.optim.Optimizer | None) -> None:
-        gradients = {path: p.grad.detach() for path, p in self._parameters.items() if p.grad is not None}
+        gradients = {path: p.grad for path, p in self._parameters.items() if p.grad is not None}
         if not gradients:
             self._norms = None
             return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from excite._core.preserve import capturing
@@ -61,7 +61,18 @@ class StepCopy:
             self._copy()
 
     def _copy(self) -> None:
-        self._copies = {path: p.detach().clone() for path, p in self._parameters.items()}
+        self._copies = dict(zip(self._parameters, copies(list(self._parameters.values()))))
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@torch.no_grad()
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of tensors, by a few kernels for all of them where they are plain."""
+    if all(type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.dtype in _FLOATS for t in tensors):
+        return list(torch._foreach_mul(tensors, 1.0)) if tensors else []
+    return [t.detach().clone() for t in tensors]
 
 
 class UpdateRatio(Probe):
@@ -125,7 +136,7 @@ class UpdateRatio(Probe):
     def measure(self, ctx: StepContext) -> Values:
         """Measures the change of each layer in the step, relative to its weights."""
         before = self._before.pop()
-        current = {path: p.detach() for path, p in self._parameters.items() if path in before}
+        current = {path: p for path, p in self._parameters.items() if path in before}
         if not current:
             return {}
         if self._groups.paths != list(current):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -100,9 +101,16 @@ def table_activation(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActivationCall | None:
     """The activation that a call is, if it is an operator of the table; comparisons and maxima of the user's own are not."""
+    name = _activation_name(function)
+    return None if name is None else recognize(name, args, kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _activation_name(function: Callable[..., Any]) -> str | None:
+    """The name of an operator of the table that is an activation; remembered, since it is asked for every function a model calls."""
     name = _name(function)
     row = OPERATORS.get(name)
-    return None if row is None or row.activation is None else recognize(name, args, kwargs)
+    return None if row is None or row.activation is None else name
 
 
 # -- from affine calls to activations -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ gets those of the batch that is measured, as constants: samples stay independent
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.calls import Batch, call, own_copy
 from excite._core.intercept.affine import clean_path
+from excite._core.modules import modules_of
 from excite._core.preserve import eval_mode, preserve_state
 
 # "example": mean and variance of the measured batch; "running": running statistics, because the normalization is in
@@ -127,33 +128,30 @@ def as_trained(model: nn.Module, batch: Batch) -> Iterator[TrainingStatistics]:
     A normalization in evaluation mode (frozen, or the whole model is) keeps its running statistics, and so does one that
     gets one value per channel. For what is deployed use `evaluating`. The model is left as it was.
     """
-    trained = {
-        id(module.running_mean) for module in model.modules() if isinstance(module, _NormBase) and module.training
-    } - {id(None)}
-    if bare := _tried_out(model, batch):
+    modules = modules_of(model)
+    trained = {id(module.running_mean) for module in modules if isinstance(module, _NormBase) and module.training} - {
+        id(None)
+    }
+    own = [module for module in modules if _holds_statistics(module)]
+    if bare := _tried_out(model, own, batch):
         trained |= {id(buffer) for path, buffer in model.named_buffers() if path in bare}
     statistics = TrainingStatistics(model, trained)
     # Without gradients, statistics that need not be replaced need no mode.
-    needed = torch.is_grad_enabled() or any(map(_may_normalize, model.modules()))
+    needed = torch.is_grad_enabled() or bool(own) or any(isinstance(module, _NormBase) for module in modules)
     with eval_mode(model), statistics if needed else nullcontext():
         yield statistics
-
-
-def _may_normalize(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) or _holds_statistics(module)
 
 
 # By model, for the modes its modules are in: buffers that bare calls of batch_norm take as running means in training.
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], frozenset[str]]] = weakref.WeakKeyDictionary()
 
 
-def _tried_out(model: nn.Module, batch: Batch) -> frozenset[str]:
-    """Running means of normalizations that are no modules of PyTorch but call F.batch_norm with training=True.
+def _tried_out(model: nn.Module, own: Sequence[nn.Module], batch: Batch) -> frozenset[str]:
+    """Running means of those of the user's `own` normalizations that call F.batch_norm with training=True.
 
     Whether they do depends on their code: F.batch_norm(..., training=self.training) is trained with the statistics of the
     batch, F.batch_norm(..., training=False) is frozen. One pass in the model's own mode tells, the first time.
     """
-    own = [module for module in model.modules() if _holds_statistics(module)]
     if not any(module.training for module in own):
         return frozenset()
     by_modes = _known.setdefault(model, {})
@@ -171,7 +169,7 @@ def _tried_out(model: nn.Module, batch: Batch) -> frozenset[str]:
 
 def _holds_statistics(module: nn.Module) -> bool:
     """Whether it may be a normalization of the user's own: two buffers or more with one number per channel."""
-    if isinstance(module, _NormBase) or len(module._buffers) < 2:
+    if len(module._buffers) < 2 or isinstance(module, _NormBase):
         return False
     shapes = [b.shape for b in module._buffers.values() if b is not None and b.is_floating_point() and b.dim() == 1]
     return len(shapes) > len(set(shapes))

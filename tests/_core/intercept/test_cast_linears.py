@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from excite._core.intercept.cast_linears import cast_linears
+from excite._core.intercept.cast_linears import _known, cast_linears
 
 
 class Net(nn.Module):
@@ -71,3 +71,31 @@ def test_after_an_error_layers_are_as_before(case):
     with pytest.raises(ZeroDivisionError), torch.no_grad(), torch.autocast("cpu", torch.bfloat16), cast_linears(model):
         1 / 0  # noqa: B018
     assert not any("forward" in layer.__dict__ for layer in model.modules())
+
+
+def test_other_weights_are_cast_again(case):
+    model, ids = case
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with cast_linears(model) as cast:
+            model(ids)
+            for layer in (model.up, model.out):
+                layer.weight.mul_(2)
+            cast()
+            found = model(ids)
+        expected = model(ids)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_between_passes_no_memory_is_held(case):
+    model, ids = case
+    for _ in range(2):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            expected = model(ids)
+            with cast_linears(model), cast_linears(model):  # the inner one finds nothing to do
+                assert _known[model][1]._storage.nbytes() > 0
+                assert torch.equal(model(ids)[0], expected[0])
+        assert _known[model][1]._storage.nbytes() == 0
+    model.up = nn.Linear(4, 16)
+    model.exact = nn.Linear(16, 4, bias=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), cast_linears(model):
+        assert torch.equal(model.up(torch.ones(4)), nn.functional.linear(torch.ones(4), model.up.weight, model.up.bias))

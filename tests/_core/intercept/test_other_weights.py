@@ -33,6 +33,9 @@ def test_a_model_computes_with_other_weights_for_a_while():
     with weights.swapped_in(others):
         assert torch.equal(model(ids), expected)
         assert model.out.weight is model.embed.weight is others["embed.weight"]
+        weights.put({path: 2 * one for path, one in others.items()})
+        twice = torch.func.functional_call(model, {path: 2 * one for path, one in others.items()}, (ids,))
+        assert torch.equal(model(ids), twice)
     assert all(own[path] is p for path, p in model.named_parameters())
 
 

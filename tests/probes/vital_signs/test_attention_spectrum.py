@@ -1,6 +1,7 @@
 """σ₁ of W_Q W_Kᵀ, from the whole matrix of the size of the model."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import excite
 from excite.probes import AttentionSpectrum
 from excite.probes.base import StepContext
+from excite.probes.vital_signs.attention_spectrum import _Rows
 from transformer_zoo import NAMES, make
 
 
@@ -47,6 +49,34 @@ def test_norms_are_those_of_the_whole_matrix(name):
             expected[f"sigma/{path}/head{head}"] = np.linalg.svd(q.T @ k, compute_uv=False)[0]
     expected["sigma"] = max(expected.values())
     assert dict(found) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_those_of_the_index(name):
+    zoo = make(name)
+    weights = dict(zoo.model.named_parameters())
+    for one in excite.trace(
+        zoo.model, zoo.example, output="logits" if hasattr(zoo.model, "config") else None
+    ).attentions:
+        for projection in (one.query, one.key):
+            weight = weights[projection.parameter]
+            rows = _Rows(weight, projection, range(len(projection.index)))
+            assert rows._view is not None
+            assert torch.equal(rows.rows(), projection.heads(weight))
+            with torch.no_grad():
+                weight.add_(1)  # as by a step
+            assert torch.equal(rows.rows(), projection.heads(weight))
+
+
+def test_rows_that_are_not_evenly_spaced_are_indexed():
+    (one,) = excite.trace(
+        nn.MultiheadAttention(8, 2, batch_first=True), (torch.randn(2, 3, 8),) * 3, output=0
+    ).attentions
+    weight = torch.randn(24, 8)
+    projection = replace(one.query, index=((0, 1, 2, 3), (5, 4, 6, 7)))
+    rows = _Rows(weight, projection, (1, 0))
+    assert rows._view is None
+    assert torch.equal(rows.rows(), projection.heads(weight).flip(0))
 
 
 class LowRank(nn.Module):

@@ -42,9 +42,13 @@ class OtherWeights:
         """The model has these tensors, by path, until the end of the context; then its parameters again, whatever happens."""
         own = [(slots, name, slots[name]) for slots, name, _ in self._places]
         try:
-            for slots, name, path in self._places:
-                slots[name] = tensors[path]  # type: ignore[assignment]
+            self.put(tensors)
             yield
         finally:
             for slots, name, p in own:
                 slots[name] = p
+
+    def put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inside `swapped_in`: the model has these tensors instead, by path."""
+        for slots, name, path in self._places:
+            slots[name] = tensors[path]  # type: ignore[assignment]

@@ -68,22 +68,32 @@ class Covariances:
     def spectra(self) -> list[Spectrum]:
         """Returns the spectrum of each covariance; waits for the device."""
         self._flat = self._flat.cpu()
-        matrices, largest, at = [], [], 0
-        for size in self._sizes:
-            matrices.append(self._flat[at : at + size * size].view(size, size))
-            largest.append(float(self._flat[at + size * size]))
-            at += size * size + 1
-        result = []
-        for matrix, width, tolerance, peak in zip(matrices, self._widths, self._tolerances, largest):
-            if math.isfinite(peak) and not bool(torch.isfinite(matrix).all()):
-                raise InputError(
-                    f"expected activations whose squares are finite; got values up to {peak:.3g}: scale the data"
-                )
-            if not math.isfinite(peak):
-                raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
-            eigenvalues = torch.linalg.eigvalsh(matrix).flip(0).numpy()
-            result.append(spectrum(np.asarray(eigenvalues), width, peak, tolerance))
-        return result
+        flat = self._flat.numpy()
+        ends = np.cumsum([size * size + 1 for size in self._sizes])
+        matrices = [flat[end - size * size - 1 : end - 1].reshape(size, size) for size, end in zip(self._sizes, ends)]
+        largest = [float(flat[end - 1]) for end in ends]
+        if not np.isfinite(flat).all():
+            _refuse(matrices, largest)
+        of_size: dict[int, list[int]] = {}
+        for i, size in enumerate(self._sizes):
+            of_size.setdefault(size, []).append(i)
+        eigenvalues: dict[int, Array] = {}
+        for numbers in of_size.values():
+            stack = np.stack([matrices[i] for i in numbers]) if len(numbers) > 1 else matrices[numbers[0]][None]
+            eigenvalues |= dict(zip(numbers, torch.linalg.eigvalsh(torch.from_numpy(stack)).flip(-1).numpy()))
+        rows = zip(range(len(matrices)), self._widths, largest, self._tolerances)
+        return [spectrum(np.asarray(eigenvalues[i]), width, peak, tolerance) for i, width, peak, tolerance in rows]
+
+
+def _refuse(matrices: Sequence[Array], largest: Sequence[float]) -> None:
+    """Raises the error of the first covariance that is not finite."""
+    for matrix, peak in zip(matrices, largest):
+        if not math.isfinite(peak):
+            raise InputError("expected finite activations; got NaN or infinite ones: clean the data")
+        if not np.isfinite(matrix).all():
+            raise InputError(
+                f"expected activations whose squares are finite; got values up to {peak:.3g}: scale the data"
+            )
 
 
 def _matrix(rows: Tensor) -> tuple[Tensor, Tensor]:

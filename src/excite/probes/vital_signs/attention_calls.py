@@ -208,7 +208,7 @@ class AttentionMode(TorchFunctionMode):
     ) -> None:
         """Notes a call: tensors (sequences, heads, queries, ...) of which some queries are measured, and others that are not split."""
         first = by_query[0]
-        cut = first.shape[-2], first[..., 0, 0].numel() * keys, first.device
+        cut = first.shape[-2], first.shape[:-2].numel() * keys, first.device
         if cut not in self._places:
             self._places[cut] = _chunks(*cut)
         for part, places in enumerate(self._places[cut]):

@@ -24,62 +24,81 @@ _ENTRIES = 1 << 24  # of the matrices that are multiplied at once
 
 
 def query_key_norms(query: Tensor, key: Tensor) -> Tensor:
-    """σ₁ of W_Q W_Kᵀ of every head from the Gram matrices of its rows, (heads, channels, channels) each, on the CPU.
+    """σ₁ of W_Q W_Kᵀ of every head from the Gram matrices of its rows, (..., heads, channels, channels) each, on the CPU.
 
     With W_Q of shape (channels, width) per head, σ₁² is the largest eigenvalue of G_K G_Q, the same as that of S^½ Uᵀ G_K U S^½ for
     G_Q = U S Uᵀ: a matrix of the size of a head, not of the model.
     """
     # By torch, which uses one core in the background thread: numpy would start a thread on every core of the training.
     values, vectors = torch.linalg.eigh(query.double())
-    half = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    largest: Tensor = torch.linalg.eigvalsh(half.mT @ key.double() @ half)[:, -1]
+    half = vectors * values.clamp_min(0).sqrt()[..., None, :]
+    largest: Tensor = torch.linalg.eigvalsh(half.mT @ key.double() @ half)[..., -1]
     return largest.clamp_min(0).sqrt()
 
 
-@dataclass(frozen=True)
 class _Rows:
-    """Where the rows of every head are in one weight; the index is kept on the device."""
+    """The rows of every head in one weight: a view of the weight where there is one, else an index that is kept on the device."""
 
-    weight: Tensor
-    projection: Projection
-    index: Tensor
-
-    @classmethod
-    def of(cls, weight: Tensor, projection: Projection, heads: tuple[int, ...]) -> _Rows:
-        index = torch.tensor([projection.index[head] for head in heads], device=weight.device)
-        return cls(weight, projection, index)
+    def __init__(self, weight: Tensor, projection: Projection, heads: Sequence[int]):
+        index = torch.tensor([projection.index[head] for head in heads])
+        self.weight, self.shape = weight, index.shape
+        self._slot, self._stride, self._index = projection.slot, weight.stride(), index.to(weight.device)
+        self._view = (
+            None if hasattr(weight, "full_tensor") else _view(self._slot.out_rows(weight.detach()), weight, index)
+        )
 
     def rows(self) -> Tensor:
         """(heads, channels, width)."""
+        if self._view is not None and self.weight.stride() == self._stride:
+            size, stride, start = self._view
+            return self.weight.as_strided(size, stride, self.weight.storage_offset() + start)
         full = getattr(self.weight, "full_tensor", None)
         weight = self.weight.detach() if full is None else full().detach()
-        return self.projection.slot.out_rows(weight)[self.index]
+        return self._slot.out_rows(weight)[self._index]
 
 
-def gram_matrices(several: Sequence[Tensor]) -> list[Tensor]:
-    """(heads, channels, channels) in float64 of each (heads, channels, width); those of one shape are computed together."""
-    grams: list[Tensor] = []
-    start = 0
-    while start < len(several):
-        first, end = several[start], start + 1
-        maximum = max(1, _ENTRIES // max(1, first.numel()))
-        while end < len(several) and end - start < maximum and _alike(several[end], first):
-            end += 1
-        rows = torch.stack(list(several[start:end])).double()
-        grams += (rows @ rows.mT).unbind()
-        start = end
-    return grams
+_View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, start
 
 
-def _fetched(several: Sequence[Tensor]) -> Sequence[Tensor]:
-    """On the CPU, by one transfer where they are alike."""
-    if len({(tensor.shape, tensor.device) for tensor in several}) == 1:
-        return torch.stack(list(several)).cpu().unbind()
-    return [tensor.cpu() for tensor in several]
+def _view(rows: Tensor, weight: Tensor, index: Tensor) -> _View | None:
+    """Where rows (heads, channels) of `rows`, itself a view of `weight`, are in the memory of the weight, if they are evenly spaced."""
+    if rows.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr():
+        return None
+    heads, channels = index.shape
+    first = int(index[0, 0])
+    apart = int(index[1, 0]) - first if heads > 1 else 0
+    within = int(index[0, 1]) - first if channels > 1 else 0
+    even = first + apart * torch.arange(heads)[:, None] + within * torch.arange(channels)
+    if apart < 0 or within < 0 or not torch.equal(index, even):
+        return None
+    row, column = rows.stride()
+    start = int(rows.storage_offset() + first * row - weight.storage_offset())
+    return (heads, channels, rows.shape[1]), (apart * row, within * row, column), start
 
 
-def _alike(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and first.device == second.device and first.dtype == second.dtype
+def gram_matrices(several: Sequence[Tensor]) -> Tensor:
+    """(count, heads, channels, channels) in float64 of several (heads, channels, width) of one shape."""
+    maximum = max(1, _ENTRIES // max(1, several[0].numel()))
+    grams = []
+    for start in range(0, len(several), maximum):
+        rows = torch.stack(list(several[start : start + maximum])).double()
+        grams.append(rows @ rows.mT)
+    return torch.cat(grams) if len(grams) > 1 else grams[0]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The queries and keys of one attention, with the names of its heads and the key head of each."""
+
+    names: list[str]
+    query: _Rows
+    key: _Rows
+    groups: tuple[int, ...]
+
+    def like(self) -> tuple[object, ...]:
+        """Layers that agree in this are computed together."""
+        both = self.query, self.key
+        return self.groups, *((part.shape, part.weight.shape, part.weight.dtype, part.weight.device) for part in both)
 
 
 class AttentionSpectrum(Probe):
@@ -115,7 +134,7 @@ class AttentionSpectrum(Probe):
     def __init__(self, schedule: Schedule | None = None, output: Pick = None):
         super().__init__(Every(50) if schedule is None else schedule)
         self.output = output
-        self._heads: list[tuple[list[str], _Rows, _Rows]] = []
+        self._alike: dict[tuple[object, ...], list[_Layer]] = {}
 
     def attach(self, ctx: StepContext) -> None:
         """Finds the weights of every head; warns once of modules whose weights cannot be determined."""
@@ -137,8 +156,11 @@ class AttentionSpectrum(Probe):
             if rows is None:
                 unknown.append(name)
             else:
-                self._heads.append(([f"sigma/{name}/head{head}" for head in range(attention.heads)], *rows))
-        if not self._heads:
+                layer = _Layer(
+                    [f"sigma/{name}/head{head}" for head in range(attention.heads)], *rows, tuple(attention.groups)
+                )
+                self._alike.setdefault(layer.like(), []).append(layer)
+        if not self._alike:
             raise ModelError(
                 "no weights of queries and keys found: expected attention whose projections excite.trace can tell"
             )
@@ -151,22 +173,28 @@ class AttentionSpectrum(Probe):
 
     def detach(self) -> None:
         """Releases memory; called when the watch is closed."""
-        self._heads = []
+        self._alike = {}
 
     @torch.no_grad()
     def measure(self, ctx: StepContext) -> Measurement:
         """Measures the Gram matrices on the device; singular values follow in the background."""
-        heads = self._heads
-        queries = gram_matrices([query.rows() for _, query, _ in heads])
-        keys = gram_matrices([key.rows() for _, _, key in heads])
+        grams = [
+            (
+                layers,
+                gram_matrices([layer.query.rows() for layer in layers]),
+                gram_matrices([layer.key.rows() for layer in layers]),
+            )
+            for layers in self._alike.values()
+        ]
 
         def compute() -> Values:
             values: dict[str, float] = {}
-            for (names, _, _), query, key in zip(heads, _fetched(queries), _fetched(keys)):
-                values |= dict(zip(names, query_key_norms(query, key).tolist()))
+            for layers, query, key in grams:
+                norms = query_key_norms(query.cpu(), key.cpu()[:, list(layers[0].groups)])
+                values |= dict(zip((name for layer in layers for name in layer.names), norms.flatten().tolist()))
             return {"sigma": max(values.values()), **values} if values else {}
 
-        return Deferred(compute) if queries and queries[0].device.type != "cpu" else compute()
+        return Deferred(compute) if any(query.device.type != "cpu" for _, query, _ in grams) else compute()
 
     @classmethod
     def findings(cls, history: MetricSeries) -> list[Finding]:
@@ -188,8 +216,8 @@ def _rows(attention: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _
         return None
     if not (weights[query.parameter].is_floating_point() and weights[key.parameter].is_floating_point()):
         return None  # quantized: the weight is computed from it
-    heads = tuple(range(attention.heads))
-    return _Rows.of(weights[query.parameter], query, heads), _Rows.of(weights[key.parameter], key, attention.groups)
+    of_query, of_key = range(attention.heads), range(attention.key_heads)
+    return _Rows(weights[query.parameter], query, of_query), _Rows(weights[key.parameter], key, of_key)
 
 
 def _adapted(attention: Attention, layers: Sequence[str]) -> bool:

@@ -13,11 +13,12 @@ _ATTENTION = ("attention", "attn")
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules whose class is named after attention ("CausalSelfAttention", "GPT2Attention", ...), by path."""
-    return {
-        clean_path(path): module
-        for path, module in model.named_modules()
-        if any(word in type(module).__name__.lower() for word in _ATTENTION)
-    }
+    return {clean_path(path): module for path, module in model.named_modules() if _is_attention(module)}
+
+
+def _is_attention(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return any(word in name for word in _ATTENTION)
 
 
 def has_attention(model: nn.Module) -> bool:
@@ -30,10 +31,10 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     An item counts where a module below it (or itself) is named after attention; of nested lists the outer one counts.
     """
-    attention_paths = [path for path, _ in attention_modules(model).items()]
+    modules = {clean_path(path): module for path, module in model.named_modules()}
+    attention_paths = [path for path, module in modules.items() if _is_attention(module)]
     by_name: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        path = clean_path(path)
+    for path, module in modules.items():
         if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict) or _below(path, by_name):
             continue
         items = {f"{path}.{name}" if path else name: item for name, item in module.named_children()}

@@ -144,20 +144,20 @@ class CriticalSharpness(Probe):
         if not before or ctx.optimizer is None or self._chosen is None:
             return {}
         batch = few_sequences(_example(ctx), SEQUENCES)
-        multiples = [self._factor * one for one in _GRID]
-        old, new = list(before.values()), [self._parameters[path].detach() for path in before]
+        multiples = [self._factor * multiple for multiple in _GRID]
+        old, new = list(before.values()), [self._parameters[path] for path in before]
+        start = dict(zip(before, map(padded, old)))
         losses: list[Tensor] = []
         weights = OtherWeights(ctx.model, {path: self._parameters[path] for path in before})
-        moved: dict[str, Tensor]
-        with eval_mode(ctx.model):
+        with eval_mode(ctx.model), weights.swapped_in(start), cast_linears(ctx.model) as cast:
             for c in (0.0, *multiples):
-                # (1 − c) old + c new, in the order of lerp: at c = 0 the old weights, bit by bit
-                moved = {}  # one set of weights at a time
-                moved = dict(zip(before, map(padded, torch._foreach_lerp(old, new, c) if c else old)))
+                if c:
+                    weights.put(start)  # lets go of the last ones: one more set of weights at a time
+                    # (1 − c) old + c new, in the order of lerp
+                    weights.put(dict(zip(before, map(padded, torch._foreach_lerp(old, new, c)))))
+                    cast()
                 args, kwargs = arguments(ctx.model, own_copy(batch))
-                with weights.swapped_in(moved), cast_linears(ctx.model):
-                    output = ctx.model(*args, **kwargs)
-                losses.append(wide(self._chosen(output, batch)).reshape(()))
+                losses.append(wide(self._chosen(ctx.model(*args, **kwargs), batch)).reshape(()))
         compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))
         return Deferred(compute) if losses[0].device.type != "cpu" else compute()
 
