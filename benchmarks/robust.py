@@ -23,6 +23,7 @@ from excite.train.models.architectures import ARCHITECTURES
 VARIANTS = {
     "PGD training": {},
     "every layer": {"hidden_radius": 0.003},
+    "every layer, last step only": {"hidden_radius": 0.003, "hidden": HiddenOptions(once=True)},
     "every layer, 2-norm": {"hidden_radius": 0.003, "hidden": HiddenOptions("2")},
     "AWP": {"awp": 0.005},
     "every layer and AWP": {"hidden_radius": 0.003, "awp": 0.005},
