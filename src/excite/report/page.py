@@ -23,7 +23,7 @@ from excite.report.margin_history import margin_history
 from excite.report.panels import WHOLE
 from excite.report.verdict import Headline, verdict
 from excite.report.verdict.contents import first_line, to_json
-from excite.report.verdict.runs import overviews
+from excite.report.verdict.runs import overviews, split_diverged
 from excite.report.view import RunView, describe, draw, findings, run_findings
 from excite.runs.reader import MetricsReader
 
@@ -113,7 +113,9 @@ def make_report(paths: Iterable[str | Path], below: Path | None = None) -> Repor
         >>> make_report(["runs/first"]).write("report.html")
     """
     variants = collect(paths, below)
-    return Report(tuple(variants), tuple(table(variants)), tuple(verdict(variants)))
+    sound, lost = split_diverged(variants, below)
+    sentences = [*(verdict(sound) if sound or not lost else ()), *lost]
+    return Report(tuple(variants), tuple(table(variants)), tuple(sentences))
 
 
 def _title(report: Report) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from excite.report import make_report
 from excite.report.collect import collect
 from excite.report.verdict import headline, rank
 from excite.report.verdict.runs import classes, has_checkpoint, outcome_of, overviews
@@ -38,6 +39,20 @@ def test_a_run_that_diverged_does_not_count_among_others(tmp_path):
     assert both.status == "done"
     (lost,) = outcome(tmp_path / "b")
     assert (lost.status, lost.reason) == ("diverged", "the loss is not a finite number since step 9")
+
+
+def test_gaps_of_runs_that_diverged_are_not_compared(tmp_path):
+    for name, shift in (("a", 0.0), ("b", 0.3), ("lost", 0.1)):
+        make_run(tmp_path / name, name, shift)
+    with Run.open(tmp_path / "lost", "a") as run:
+        for step in range(20, 60):
+            run.log(step, {"loss/step": 1e3})
+    sentences = make_report([tmp_path]).sentences
+    assert [sentence for sentence in sentences if "lost" in sentence] == [
+        "lost: the run lost diverged, so that its margins do not count: the loss rose from 0.0955 to 1e+03."
+    ]
+    assert any("b against a" in sentence for sentence in sentences)
+    assert make_report([tmp_path / "lost"]).sentences == (sentences[-1],)
 
 
 def test_margins_in_progress(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,26 @@ SPARKS = ("margin_gap/median/test", "loss/step")  # the first that was measured
 _MAX_CLASSES = 100_000
 
 
-def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...]) -> dict[Path, Overview]:
-    """The last values of all runs, by path."""
-    return {run.path: read_overview(run.path, NAMES, SPARKS) for variant in variants for run in variant.runs}
+def overviews(variants: list[VariantRuns] | tuple[VariantRuns, ...], below: Path | None = None) -> dict[Path, Overview]:
+    """The last values of all runs, by path; `below` as for `collect`."""
+    return {run.path: read_overview(run.path, NAMES, SPARKS, below) for variant in variants for run in variant.runs}
+
+
+def split_diverged(variants: Sequence[VariantRuns], below: Path | None = None) -> tuple[list[VariantRuns], list[str]]:
+    """The variants without the runs that diverged, and a sentence on each run with margins that was left out for it."""
+    sound, sentences = [], []
+    for variant in variants:
+        known = overviews([variant], below)
+        standings = {run.path: run_standing(run, known[run.path]) for run in variant.runs}
+        runs = tuple(run for run in variant.runs if standings[run.path][0] != "diverged")
+        if runs:
+            sound.append(replace(variant, runs=runs))
+        sentences += [
+            f"{variant.name}: the run {run.path.name} diverged, so that its margins do not count: {standings[run.path][1]}."
+            for run in variant.runs
+            if run not in runs and run.margins
+        ]
+    return sound, sentences
 
 
 def outcome_of(variant: VariantRuns, overviews: Mapping[Path, Overview]) -> RunOutcome:
