@@ -86,6 +86,7 @@ def test_the_list_of_one_paper(tmp_path: Path) -> None:
         ["hidden-rank", "richness:1"],
         ["margin-layers", "richness:2,"],
         ["random-perturbations", "richness:sec5,"],
+        ["all-layer-gap", "richness:sec5"],
     ]
     beyond = list_lines(STUDIES.values(), 100, 24, "beyond", tmp_path)
     assert {line.split()[0] for line in beyond[1:-1]} == {s.name for s in STUDIES.values() if not s.places}

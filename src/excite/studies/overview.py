@@ -181,7 +181,7 @@ def list_lines(
         lines += textwrap.wrap(
             f"{heading}: {', '.join(names)}", width, subsequent_indent="    ", break_on_hyphens=False
         )
-    return lines + _legend(table, together, width, "excite study list --all, study show NAME")
+    return lines + _legend(table, together, width, "study list --all")
 
 
 def _legend(table: Sequence[str], together: float | None, width: int, more: str) -> list[str]:

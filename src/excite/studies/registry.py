@@ -21,7 +21,9 @@ from excite.studies.excitation.step_size import STUDY as step_size
 from excite.studies.excitation.regularization import STUDY as regularization
 from excite.studies.richness.hidden_rank import STUDY as hidden_rank
 from excite.studies.richness.random_perturbations import STUDY as random_perturbations
+from excite.studies.richness.all_layer_gap import STUDY as all_layer_gap
 from excite.studies.excitation.perturbation_sets import STUDY as perturbation_sets
+from excite.studies.excitation.class_targets import STUDY as class_targets
 from excite.studies.excitation.excitation_basics import STUDY as excitation_basics
 from excite.studies.trajectory.frequency import STUDY as frequency
 from excite.studies.trajectory.corruption import STUDY as corruption
