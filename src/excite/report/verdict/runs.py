@@ -30,12 +30,12 @@ def split_diverged(variants: Sequence[VariantRuns], below: Path | None = None) -
     sound, sentences = [], []
     for variant in variants:
         known = overviews([variant], below)
-        standings = {run.path: run_standing(run, known[run.path]) for run in variant.runs}
-        runs = tuple(run for run in variant.runs if standings[run.path][0] != "diverged")
+        statuses = {run.path: run_status(run, known[run.path]) for run in variant.runs}
+        runs = tuple(run for run in variant.runs if statuses[run.path][0] != "diverged")
         if runs:
             sound.append(replace(variant, runs=runs))
         sentences += [
-            f"{variant.name}: the run {run.path.name} diverged, so that its margins do not count: {standings[run.path][1]}."
+            f"{variant.name}: the run {run.path.name} diverged, so that its margins do not count: {statuses[run.path][1]}."
             for run in variant.runs
             if run not in runs and run.margins
         ]
