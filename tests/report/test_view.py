@@ -73,6 +73,6 @@ def test_sentences_from_some_of_many_metrics_say_so(tmp_path):
         metrics_reader = MetricsReader(run.path)
         metrics_reader.refresh()
         whole, some = (findings([RunView(metrics_reader, "run", 0)], limit) for limit in (None, 11))
-        assert some[-1]["text"] == "This is from 11 of 31 metrics, a share of every quantity."
+        assert some[-1]["text"] == "This is from 11 of 31 metrics, a part of every quantity."
         assert findings([RunView(metrics_reader, "run", 0)], 31) == whole
         assert {one["text"] for one in whole} - {one["text"] for one in some}  # 27 more layers, and 7

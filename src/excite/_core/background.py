@@ -37,7 +37,7 @@ def _thread() -> ThreadPoolExecutor:
 
 
 def _take_one_core() -> None:
-    torch.get_num_threads()  # a thread takes over the number for all when it first looks: not after this
+    torch.get_num_threads()  # a thread takes over the number for all when it first reads it: not after this
     torch.set_num_threads(1)
 
 

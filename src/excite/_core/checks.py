@@ -201,7 +201,7 @@ def check_dense(tensor: Tensor, what: str = "inputs") -> Tensor:
 
 
 def check_tensor(value: object, what: str, *dims: int, floating: bool = True) -> Tensor:
-    """A dense tensor with one of these numbers of axes, of floating-point numbers unless said otherwise."""
+    """A dense tensor with one of these numbers of axes, of floating-point numbers unless `floating` is False."""
     if not isinstance(value, Tensor):
         raise InputError(f"expected {what} as a tensor; got {shown(value)}: convert with torch.as_tensor")
     check_dense(value, what)

@@ -1,4 +1,4 @@
-"""Write files so that they are either there, whole, or not there at all."""
+"""Write files so that they either exist completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ADVICE = {
 
 @contextmanager
 def writing(path: Path, error_type: type[ExciteError] = RunError) -> Iterator[None]:
-    """Turn the errors of the operating system into one line that says what to do."""
+    """Converts errors of the operating system to one line that says what to do."""
     try:
         yield
     except OSError as error:

@@ -81,7 +81,7 @@ class Layout:
         inside = [*shape[: self.axis], self.outer, n // (self.outer * samples), *shape[self.axis + 1 :]]
         if next((size for size in inside if size != 1), 1) != tokens:
             raise ModelError(
-                f"{what}: cannot tell where its {tokens} tokens lie in shape {tuple(shape)}; expected (batch, tokens, ...); leave it out "
+                f"{what}: cannot determine where its {tokens} tokens lie in shape {tuple(shape)}; expected (batch, tokens, ...); leave it out "
                 "with layers=[...]"
             )
         return replace(self, tokens=tokens)

@@ -18,12 +18,12 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         ['Sequential', 'Linear', 'ReLU']
     """
     modules: list[nn.Module] = []
-    seen: set[nn.Module] = set()
+    visited: set[nn.Module] = set()
     waiting = [model]
     while waiting:
         module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
+        if module not in visited:
+            visited.add(module)
             modules.append(module)
             waiting += [child for child in reversed(module._modules.values()) if child is not None]
     return modules

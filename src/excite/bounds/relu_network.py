@@ -96,7 +96,7 @@ def relu_network(model: nn.Module | Pairs, x: Tensor, *, sigmoid: bool | None = 
 
 
 def as_module(pairs: Pairs, *, sigmoid: bool = False) -> nn.Sequential:
-    """The module with these weights, double precision, ReLU between layers, and a sigmoid at the end if asked for."""
+    """The module with these weights, double precision, ReLU between layers, and a sigmoid at the end with `sigmoid`."""
     layers: list[nn.Module] = []
     for weight, bias in pairs:
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, and written over
@@ -110,7 +110,7 @@ def as_module(pairs: Pairs, *, sigmoid: bool = False) -> nn.Sequential:
 
 
 class LayerRecorder(AffineMode):
-    """Every affine call with what went in and what came out, kept safe from operations in place."""
+    """Every affine call with copies of its input and output, which operations in place do not change."""
 
     def __init__(self, names: Names):
         super().__init__(names)

@@ -127,7 +127,7 @@ def moments(h: Tensor, active: Tensor, scale: Tensor | None = None) -> UnitMomen
         gram = rows.T @ h[column > 0]
         values = torch.linalg.eigvalsh(gram)
         top = float(values[-1])
-        # Less than this is rounding: a singular matrix has no eigenvalue that could be told from zero.
+        # Less than this is rounding: a singular matrix has no eigenvalue that could be distinguished from zero.
         floor = max(len(rows), dimension) * torch.finfo(h.dtype).eps * top
         bottom = float(values[0])
         smallest.append(bottom - floor if len(rows) >= dimension and bottom > 4 * floor else 0.0)

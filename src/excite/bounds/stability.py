@@ -158,7 +158,7 @@ def sharpness(
     tolerance = None if tolerance is None else check_number(tolerance, "tolerance", 0)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ModelError("the model has no parameter that asks for a gradient: the loss has no Hessian")
+        raise ModelError("no parameter has requires_grad=True: the loss has no Hessian")
     # Fused attention has no second derivative; the plain one has.
     with preserve_state(model), eagerly(model), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         try:

@@ -1,4 +1,4 @@
-"""Download, verify, cache. A file that is there already with the right hash is used without a network."""
+"""Download, verify, cache. A file that exists with the right hash is used without a network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Worker processes with one thread each. A killed process is replaced, and its job started again.
 
-Why not concurrent.futures or loky: one process of theirs that is killed breaks the pool and fails every job that is
-running, and neither tells which job it had. Here the others continue, the job is known, and its retries are counted.
+Why not concurrent.futures or loky: there a process that is killed breaks the pool and fails every job that is
+running, and neither says which job it had. Here the others continue, the job is known, and its retries are counted.
 """
 
 from __future__ import annotations

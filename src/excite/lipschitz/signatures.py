@@ -76,7 +76,7 @@ def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
     It is 1 where samples do not lie along the first axis of every activation (time first, batch and time merged the other way round),
     because their patterns would be mixed up.
 
-    Told by three points near the first one: in another order they must have the same numbers, in that order.
+    Determined by three points near the first one: in another order they must have the same numbers, in that order.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or len(x) < 2:
         return _MOST_POINTS
@@ -194,7 +194,7 @@ class _Pieces(TorchDispatchMode):
         if not any(_storage(leaf) in self._pinned for leaf in tensors):
             return func(*args, **kwargs)
         if name_of(func) in _BRANCHES:
-            raise ModelError(f"cannot tell samples apart: {name_of(func)} branches on values of the whole batch")
+            raise ModelError(f"cannot separate samples: {name_of(func)} branches on values of the whole batch")
         result = func(*args, **kwargs)
         self._pinned.update({_storage(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)})
         return result
@@ -215,7 +215,7 @@ class _Pieces(TorchDispatchMode):
             for operand in a.indices
         ):
             raise ModelError(
-                "cannot tell samples apart: a mask that depends on the input selects elements of all of them"
+                "cannot separate samples: a mask that depends on the input selects elements of all of them"
             )
 
     def _hash(self, pattern: Tensor) -> None:
@@ -225,7 +225,7 @@ class _Pieces(TorchDispatchMode):
             return
         if pattern.dim() == 0 or pattern.shape[0] % batch:
             raise SamplesMixed(
-                f"cannot tell samples apart: expected {batch} along the first axis of every activation; got {tuple(pattern.shape)}"
+                f"cannot separate samples: expected {batch} along the first axis of every activation; got {tuple(pattern.shape)}"
             )
         flat = _bits(pattern).reshape(batch, -1)
         self._count += 1

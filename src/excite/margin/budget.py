@@ -77,12 +77,12 @@ def affordable(full: Effort, passes: float, seconds: float | None = None) -> Eff
     for effort in ladder:
         if effort.cost <= passes:
             return effort
-    least = ladder[-1].cost
+    cheapest = ladder[-1].cost
     if seconds is not None:
         raise InputError(
-            f"budget: expected at least {seconds * least / passes:.2g} seconds for these points, the shortest search; got {seconds:.4g}"
+            f"budget: expected at least {seconds * cheapest / passes:.2g} seconds for these points, the shortest search; got {seconds:.4g}"
         )
-    raise InputError(f"budget: expected at least {least} passes per point, the shortest search; got {passes:.4g}")
+    raise InputError(f"budget: expected at least {cheapest} passes per point, the shortest search; got {passes:.4g}")
 
 
 def passes_in(seconds: float, problem: MarginProblem, correct: Tensor, batch: int) -> float:

@@ -127,9 +127,9 @@ def _digest_of_model(model: nn.Module, arguments: dict[str, Any]) -> str:
             hasher.update(_bytes(value))
     for name in sorted(arguments):
         value = arguments[name]
-        for part in value if isinstance(value, tuple | list) else (value,):
+        for item in value if isinstance(value, tuple | list) else (value,):
             # not the text of tensors, which is shortened
-            known = _bytes(part) if isinstance(part, Tensor) else _name_of(part).encode()
+            known = _bytes(item) if isinstance(item, Tensor) else _name_of(item).encode()
             hasher.update(f"{name}={len(known)} ".encode() + known)
     return hasher.hexdigest()
 

@@ -287,10 +287,10 @@ def _runs_channels_last(decision: Decision, x: Tensor, f: Tensor) -> bool:
     if hasattr(decision.model, "_orig_mod"):  # torch.compile would compile again
         return False
     try:
-        found = replace(decision, channels_last=True).rows(torch.arange(1)).outputs(x[:1])
+        channels_last_outputs = replace(decision, channels_last=True).rows(torch.arange(1)).outputs(x[:1])
     except RuntimeError:  # a view of the activations, as a rule
         return False
-    return torch.allclose(found, f[:1], rtol=1e-4, atol=1e-5 * float(f.abs().amax()))
+    return torch.allclose(channels_last_outputs, f[:1], rtol=1e-4, atol=1e-5 * float(f.abs().amax()))
 
 
 def _outputs(model: nn.Module, x: Tensor, output: Pick, size: int) -> Tensor:

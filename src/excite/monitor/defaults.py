@@ -39,7 +39,7 @@ def chosen_probes(
     further: Sequence[Probe],
     model: nn.Module,
 ) -> list[Probe]:
-    """The probes to attach. Of the defaults those are left out that need an example or an optimizer that is not there."""
+    """The probes to attach. Defaults that need an example or an optimizer are left out without one."""
     available = {"example": example, "optimizer": optimizer}
     if probes is None:
         everything = _affordable(default_probes(output), model) + _signs(model, optimizer, output, example)

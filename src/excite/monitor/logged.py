@@ -56,8 +56,8 @@ def check_logged(values: object, named: Mapping[str, Any], probes: Collection[Pr
         if not is_name(name):
             raise InputError(f"watch.log: expected names such as 'lr' or 'val/accuracy'; got {shown(name)}")
         if is_owned(name, probes):
-            owner = "the alerts" if (first := name.split("/", 1)[0]) == _ALERT else f"the probe {first!r}"
-            raise InputError(f"watch.log: {name!r} belongs to {owner}: choose another name, such as 'train/{name}'")
+            source = "the alerts" if (first := name.split("/", 1)[0]) == _ALERT else f"the probe {first!r}"
+            raise InputError(f"watch.log: {name!r} belongs to {source}: choose another name, such as 'train/{name}'")
     return {name: _number(name, value) for name, value in every.items()}
 
 

@@ -252,7 +252,7 @@ def split_batch(batch: Any, split: str) -> tuple[Tensor, Tensor, str | None]:
     """Points, labels, and the key of the points if the batch is a dict.
 
     Raises:
-        InputError: If the batch has no points or no labels that can be told.
+        InputError: If the batch has no points or no labels that can be identified.
     """
     if isinstance(batch, Mapping):
         return _split_dict(dict(batch), split)

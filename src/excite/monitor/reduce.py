@@ -24,7 +24,7 @@ def reduce_rows(rows: Sequence[Row], device: torch.device) -> list[dict[str, flo
     """The same on every process; None for a row whose probe raised on any of them.
 
     Every process comes with the same steps and probes. Where it also has the same names, sums are made by one collective
-    for each kind of reduction; otherwise all rows travel, and values count that are there.
+    for each kind of reduction; otherwise all rows travel, and processes without a value do not count.
     """
     if rank_and_size()[1] == 1 or not rows:
         return [values for _, _, values in rows]

@@ -145,7 +145,7 @@ def _run(model: nn.Module, example: Batch, mode: AffineMode) -> tuple[dict[str, 
 
 
 class _Units:
-    """Where the units of every affine call are active: a pass of its own, made when asked for.
+    """Where the units of every affine call are active: a pass of its own, made on first use.
 
     It holds no reference to the context, whose memory is to be free as soon as the last probe is done with it.
     """
@@ -177,7 +177,7 @@ class LayerSignal:
     def positive(self) -> Tensor:
         """Where units are active, laid out like the output of the call.
 
-        A unit is active where the input of its activation is positive, after a normalization, a residual sum or whatever stands between;
+        A unit is active where the input of its activation is positive, after a normalization, a residual sum or other operations between;
         where the output itself is, if no activation follows.
         """
         with torch.no_grad():

@@ -139,7 +139,7 @@ def finite(series: Series) -> Series:
 
 
 def binned_median(series: Series) -> Series:
-    """Medians of up to 50 stretches of equal length: one outlier changes nothing. Steps are the last of each stretch."""
+    """Medians of up to 50 intervals of equal length: one outlier changes nothing. Steps are the last of each interval."""
     steps, values = finite(series)
     width = len(steps) // 50
     if width < 3:  # few values: as they are

@@ -87,7 +87,7 @@ def inspect_layers(
     """Calls visit(layer, call, inputs, live) for every affine call of every batch; returns the number of points.
 
     `live` (R,) says which rows belong to points at which the model's output is not zero, None if all do or it is not
-    known. With `active` the units are judged, and `notes` gets what has to be said about that, by layer. The model runs in
+    known. With `active` the units are judged, and `notes` gets remarks about that, by layer. The model runs in
     evaluation mode and is left as it was.
     """
     model = unwrap(model)
@@ -122,7 +122,7 @@ def inspect_layers(
                 )
     if notes is not None:
         for name in zero.unknown:
-            notes[name] = "points at which the output is zero count too: samples cannot be told apart in its input"
+            notes[name] = "points at which the output is zero count too: samples cannot be separated in its input"
     if not points:
         raise InputError("expected at least one point; got an empty dataset")
     if not counts:

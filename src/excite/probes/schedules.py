@@ -1,4 +1,4 @@
-"""When to measure: every n steps, at powers of two, or as often as a share of the training time pays for."""
+"""When to measure: every n steps, at powers of two, or as often as a fraction of the training time allows."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Budget:
             )
         self.fraction, self.max_steps = float(fraction), check_count(max_steps, "Budget: max_steps")
         self.next = 0
-        self._taken: list[tuple[float, int]] = []  # seconds a step took, and how many steps took that, by stretch
+        self._taken: list[tuple[float, int]] = []  # seconds a step took, and how many steps took that, by interval
         self._last = (0, 0.0)  # steps and seconds of training when it was planned last
 
     share = renamed_attribute("share", "fraction")
@@ -141,7 +141,7 @@ class Budget:
         return step + max(1, math.ceil(min(wait, self.max_steps)))
 
     def _typical(self, steps: int, trained: float) -> float:
-        """The lower median over steps; known of a stretch between two measurements is only its mean."""
+        """The lower median over steps; of an interval between two measurements only the mean is known."""
         if steps < self._last[0]:  # another training
             self._taken, self._last = [], (0, 0.0)
         new, seconds = steps - self._last[0], trained - self._last[1]

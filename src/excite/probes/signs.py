@@ -1,7 +1,7 @@
 """Signs of the weights: how many change, when the last one did, and whether the stable sign regime holds.
 
 Assumption 1 of the training-invariances paper: from some step t₀ on, sgn(w(t)) = sgn(w(t₀)) for every weight, with
-sgn(0) = 1. It can be refuted by looking, never proven: what holds so far is reported with the step since which it does.
+sgn(0) = 1. It can be refuted by measurements, never proven: the probe reports since which step it has held.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Signs(Probe):
         ``signs/since``: steps since the last observed change, or since the start.
         ``signs/stable``: 1 if no sign changed for at least `window` steps (the stable sign regime), else 0.
 
-    A sign that flips and flips back between two measurements is not seen; use ``Signs(Every(1))`` where that matters. A weight
+    A sign that flips and flips back between two measurements is not detected; use ``Signs(Every(1))`` where that matters. A weight
     that is not finite is an error.
 
     Args:
@@ -90,8 +90,8 @@ class Signs(Probe):
     def __init__(self, schedule: Schedule | None = None, window: int = 100):
         super().__init__(Every(10) if schedule is None else schedule)
         self.window = check_count(window, "Signs: window")
-        self._positive: dict[str, Tensor] = {}  # signs at the last look
-        self._last: dict[str, Tensor] = {}  # step of the look that saw the last change, −1 for none
+        self._positive: dict[str, Tensor] = {}  # signs at the last measurement
+        self._last: dict[str, Tensor] = {}  # step of the measurement that found the last change, −1 for none
         self._start = 0
 
     def measure(self, ctx: StepContext) -> Measurement:

@@ -49,7 +49,7 @@ class StepCopy:
         self._due, self._begun = due, False
 
     def pop(self) -> dict[str, Tensor]:
-        """The copies by path, which are given away; none if the step was not announced."""
+        """Returns the copies by path and forgets them; none if the step was not announced."""
         copies, self._copies = self._copies, {}
         return copies
 

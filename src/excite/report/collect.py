@@ -258,8 +258,8 @@ def _is_wiring(wiring: dict[str, Any]) -> bool:
         "layers": {"name", "kind", "in", "out", "parameters"},
         "groups": {"channels", "producers", "consumers", "law", "why"},
     }
-    for part, required in keys.items():
-        rows = wiring.get(part)
+    for name, required in keys.items():
+        rows = wiring.get(name)
         if not isinstance(rows, list) or not all(isinstance(row, dict) and required <= row.keys() for row in rows):
             return False
     return all(isinstance(row[key], list) for row in wiring["groups"] for key in ("producers", "consumers"))

@@ -125,7 +125,7 @@ def make_panels(names: Iterable[str], order: Sequence[str] = ()) -> list[PanelVi
 def select(names: Iterable[str], limit: int, order: Sequence[str] = (), contains: str = "") -> tuple[set[str], int]:
     """At most `limit` of the metrics whose name contains `contains`, and how many are left out.
 
-    Panels that Excite knows come first, then at most 100 others. Every quantity gets an equal share of what its probe may
+    Panels that Excite knows come first, then at most 100 others. Every quantity gets an equal part of what its probe may
     show; the whole network and layers that are executed early come first. Metrics that no panel draws count for nothing.
     """
     groups: dict[str, list[str]] = {}
@@ -202,4 +202,6 @@ def in_order(layers: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...
 
 def natural(text: str) -> list[tuple[int, str]]:
     """A key that sorts layer2 before layer10."""
-    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
+    return [
+        (int(piece), "") if piece[0] in "0123456789" else (-1, piece) for piece in re.findall(r"[0-9]+|[^0-9]+", text)
+    ]

@@ -177,7 +177,7 @@ def _listed(series: Series) -> dict[str, list[Any]]:
 
 
 def _smooth(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Means over the last 2 % of steps; what is not finite is left out, and shown as such where nothing else is there."""
+    """Means over the last 2 % of steps; what is not finite is left out, and shown as such where there is nothing else."""
     fine = np.isfinite(values)
     if fine.all():
         return smooth(values)
@@ -212,7 +212,7 @@ def run_findings(run: RunView, limit: int | None = None) -> list[Finding]:
     stated = history_findings(MetricHistory(sorted(names), run.metrics_reader.series, run.order, run.roles))
     if left_out:
         stated.append(
-            Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a share of every quantity.")
+            Finding("note", f"This is from {count - left_out:,} of {count:,} metrics, a part of every quantity.")
         )
     warned = {finding.panel for finding in stated if finding.kind == "warning"}
     alerted = {finding.panel for finding in raised}

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, whole or not there, with a checksum over everything that is restored.
+"""Checkpoints: one safetensors file each, complete or absent, with a checksum over everything that is restored.
 
 Tensors lie under readable names ("model/0.weight"); all other state is JSON text in the header. safetensors itself does
 not notice a flipped bit, so the header also holds the SHA-256 over the step, that text, the number of commits to the metrics

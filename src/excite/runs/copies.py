@@ -24,7 +24,7 @@ from excite.runs.store import Store, StoreError
 
 Stamp = tuple[int, int]
 _DATABASE = "metrics.db"
-_LAST = ("run.json", "result.json")  # what says that the rest is there
+_LAST = ("run.json", "result.json")  # what marks the rest as complete
 _OURS = {"lock", f"{_DATABASE}-wal", f"{_DATABASE}-shm", f"{_DATABASE}-journal"}  # of this machine only
 _FETCHED = ".fetched.json"  # what the store said of each file when it was fetched
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from excite.errors import RunError
 from excite.runs.checks import MAX_STEP, check_metrics, check_step, check_version
 
-APPLICATION = 0x45584354  # "EXCT" in the header of the file: this is ours
+APPLICATION = 0x45584354  # "EXCT" in the header of the file: written by Excite
 VERSION = 1
 _FLUSH_COUNT, _FLUSH_SECONDS = 4096, 1.0
 _PATIENCE = 30  # seconds to wait for a locked database
@@ -242,7 +242,7 @@ class MetricsTable:
                 connection.execute("BEGIN IMMEDIATE")
                 removed = connection.execute(_THIN, {"before": before, "every": every}).rowcount
                 connection.execute(_COUNT)
-            with suppress(sqlite3.OperationalError):  # readers are in the way: the file stays as large as it was
+            with suppress(sqlite3.OperationalError):  # readers prevent it: the file stays as large as it was
                 self._require_open().execute("VACUUM")
             return int(removed)
 

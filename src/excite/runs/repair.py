@@ -1,4 +1,4 @@
-"""Check a run folder and mend what can be mended; what is replaced is kept beside it.
+"""Checks a run folder and repairs what can be repaired; what is replaced is stored beside it.
 
 A run that was killed needs no repair: it is continued. This is for files that were lost, cut short or changed afterwards.
 """
@@ -44,7 +44,7 @@ class Problem:
     remedy: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.remedy or 'cannot be mended here, restore it from a copy'}"
+        return f"{self.what}: {self.remedy or 'cannot be repaired, restore it from a copy'}"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _COMPARED = ("gt", "ge", "lt", "le")  # an activation of the user's own: x * (x 
 _ABOVE_ZERO = ("minimum", "fmin", "min", "lt", "le")  # active above 0 rather than above the other operand
 # Python functions without an operator of their own, made of smooth ones.
 _COMPOSITE = frozenset(("softsign", "tanhshrink"))
-# Functions that move numbers and change none: replayed on the numbers of the elements they tell which went where.
+# Functions that move numbers and change none: replayed on the numbers of the elements they show which went where.
 _MOVES = frozenset(VIEWS) | {
     "view_as", "reshape_as", "adjoint", "__get__", "__getitem__", "index_select", "cat", "concat", "concatenate", "stack",
     "hstack", "vstack", "dstack", "expand", "expand_as", "repeat", "tile", "pixel_shuffle", "pixel_unshuffle",

@@ -110,7 +110,7 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
         # Under grad mode, because without it transformer layers take a fused path that hides their parts.
         with preserve_state(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
             program = torch.export.export(root, args, kwargs, strict=False)
-    except Exception as error:  # whatever torch.export meets: the model has no graph, which is an answer
+    except Exception as error:  # any failure of torch.export: the model has no graph, which is a valid result
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportFailed(line.strip()) from error
 

@@ -326,7 +326,7 @@ def _count(sites: dict[Side, dict[int, None]], side: Side, position: int, use: U
 
 
 def _worth_showing(member: _Member) -> bool:
-    # The rows of the last layer reach the output and nothing else: they have no law, and nobody expects one.
+    # The rows of the last layer reach the output and nothing else: they have no law, and none is expected.
     is_pinned = member.state.pinned_by is not None and not member.state.excluded
     return bool(member.consumers or member.state.norms or is_pinned)
 

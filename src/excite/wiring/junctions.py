@@ -1,4 +1,4 @@
-"""Junctions: where layers meet, as two matrices whose rows are the channels between them.
+"""Junctions: neighbouring layers, as two matrices whose rows are the channels between them.
 
 A channel group with its producers and its consumers is a junction. In the language of Training invariances the producers
 side by side are the matrix representation of a layer with output channels as rows ([U Z] for a residual block with a free
@@ -29,7 +29,7 @@ class Junction:
     Biases belong to what makes. `law` is that of the group, and "norm" where normalizations stand between: their own scales are left
     out.
 
-    `part` tells junctions of the same layers apart: "head0", "head1", … for heads of attention (of keys and values, where
+    `part` distinguishes junctions of the same layers: "head0", "head1", … for heads of attention (of keys and values, where
     several query heads share them), "part0", … otherwise, in the order of their channels; "" for a junction that has its
     layers for itself.
     """
@@ -90,7 +90,7 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def junctions(wiring: Wiring) -> list[Junction]:
-    """All places where affine layers meet. Channels are followed through normalizations that keep them apart."""
+    """All pairs of neighbouring affine layers. Channels are followed through normalizations that keep them apart."""
     behind: dict[str, Group] = {norm: group for group in wiring.groups for norm in group.norms}
     result = []
     for group in wiring.groups:

@@ -1,7 +1,7 @@
 """Run a model as it is trained, but for dropout: which statistics its normalizations use while Excite measures.
 
 Early in training the running statistics of a batch normalization are those of an untrained network. In evaluation mode the
-model would then be a function that nobody trains. So a normalization that training runs with the statistics of the batch
+model would then be a function that is not trained. So a normalization that training runs with the statistics of the batch
 gets those of the batch that is measured, as constants: samples stay independent, and gradients are those of each sample.
 """
 
@@ -150,7 +150,7 @@ def _tried_out(model: nn.Module, own: Sequence[nn.Module], batch: Batch) -> froz
     """Running means of those of the user's `own` normalizations that call F.batch_norm with training=True.
 
     Whether they do depends on their code: F.batch_norm(..., training=self.training) is trained with the statistics of the
-    batch, F.batch_norm(..., training=False) is frozen. One pass in the model's own mode tells, the first time.
+    batch, F.batch_norm(..., training=False) is frozen. One pass in the model's own mode decides, the first time.
     """
     if not any(module.training for module in own):
         return frozenset()

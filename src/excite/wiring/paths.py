@@ -22,7 +22,7 @@ from excite.errors import InputError
 Array = NDArray[np.float64]
 Edge = tuple[str, str]
 Path = tuple[str, ...]  # vertices, from the input to the output
-LIMIT = 100_000  # paths that are enumerated at most, unless asked otherwise
+LIMIT = 100_000  # paths that are enumerated at most, by default
 RELU, LINEAR = (0.0, 1.0), (1.0, 1.0)
 
 

@@ -243,7 +243,7 @@ def test_tokens_on_another_axis_are_refused():
         def forward(self, ids):
             return self.mix(self.tokens(ids).transpose(1, 2)).transpose(1, 2)
 
-    with pytest.raises(ModelError, match="mix: cannot tell where its 2 tokens lie"):
+    with pytest.raises(ModelError, match="mix: cannot determine where its 2 tokens lie"):
         adversarial(Turned(), layers=["mix"], hidden_radius=0.1).loss(IDS, LABELS)
 
 

@@ -44,7 +44,7 @@ def test_kinds_of_first_layers(kind):
 @pytest.mark.parametrize("name", ["folded", "folded-time-first"])
 def test_layers_without_a_sample_axis_are_refused(name):
     model, x = build(name)
-    with pytest.raises(ModelError, match="'enter': samples cannot be told apart"):
+    with pytest.raises(ModelError, match="'enter': samples cannot be separated"):
         excite.watch(model, example=x, probes=[Trajectory()], strict=True)
 
 

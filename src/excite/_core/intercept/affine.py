@@ -1,6 +1,6 @@
 """Every affine call of a model while it runs, and what goes into it.
 
-A `TorchFunctionMode` meets every call, whoever makes it: a module, a bare functional call, an attention layer. Module
+A `TorchFunctionMode` intercepts every call, wherever it is made: a module, a bare functional call, an attention layer. Module
 hooks would miss the last two. During a pass it follows which tensors are computed from parameters and constants alone.
 A product of such a tensor with one that depends on the data is an affine call, however the weight came about: scaled,
 cast, transposed, normalized, parametrized, a sum of factors.

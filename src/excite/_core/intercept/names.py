@@ -43,7 +43,7 @@ def module_outputs(model: nn.Module, names: Collection[str]) -> dict[str, nn.Mod
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells the memory of a tensor from others: its address; on the meta device, where there is none, the storage object."""
+    """Identifies the memory of a tensor: its address; on the meta device, where there is none, the storage object."""
     storage = tensor.untyped_storage()
     return int(storage._cdata if tensor.is_meta else storage.data_ptr())
 

@@ -11,7 +11,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from excite._core.checks import check_number, to_array
 from excite.errors import InputError
 
-_STRICT = 1e-9  # of a normalized row: a region that leaves less room than this is not told from an empty one
+_STRICT = 1e-9  # of a normalized row: a region smaller than this cannot be distinguished from an empty one
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _solve(rows: np.ndarray, c: np.ndarray, cuts: list[np.ndarray], seconds: flo
     r, columns = rows.shape
     n = columns - 1
     faces = 2 * n + 1
-    # z_k = 1 asks for rows_k·(u, s) ≥ 0; rows are normalized, so that -1 asks for nothing.
+    # z_k = 1 requires rows_k·(u, s) ≥ 0; rows are normalized, so that -1 requires nothing.
     on = np.hstack([rows, -np.eye(r), np.zeros((r, faces))])
     # One coordinate of (u, s) is ±1, so that the apex of the cone, where all rows are 0, is out.
     touch = np.zeros((faces, columns + r + faces))

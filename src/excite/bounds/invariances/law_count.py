@@ -29,7 +29,7 @@ from excite.wiring.groups import Group
 from excite.wiring.tracing import trace
 from excite.wiring.translations import Translation
 
-_EXACT = 1e-8  # singular values below this share of the largest are zero
+_EXACT = 1e-8  # singular values below this fraction of the largest are zero
 _MORE = 8  # random vectors beyond the number of parameters, in every generation of brackets
 _LIMIT = 500
 Field = Callable[..., Tensor]

@@ -1,14 +1,14 @@
 """Bounds from a training with ½-dropout on the Lipschitz constant of a classifier, and about its generalization.
 
 What training reveals, Theorem 3 with Lemmas 3 and 4. For outputs in [μ, 1 − μ], φ-steady training, every unit active on a
-share of at least p_min of the training points, σ₁(W₁) ≤ β and slopes that change by no more than 1 + γ, the paper states
+fraction of at least p_min of the training points, σ₁(W₁) ≤ β and slopes that change by no more than 1 + γ, the paper states
 
     λ ≤ λ_steady = (1 + γ) β φ log(Σ_l n_l) / (4 μ (1 − μ) p_min),
     |error on the sample − expected error| ≤ sqrt((4 log(2) N(𝒳; ℓ₂, r) + 2 log(1/δ)) / N),   r = min_i |f(x_i) − ½| / (2 λ).
 
 The proof of the first line has gaps: Claim 1 takes a sum of Kronecker products for the product of sums (it fails for two
 hidden layers of width 3), and the probability of seeing a basis is raised the wrong way. λ_steady is a heuristic. What holds
-is the program of Theorem 2 with the dropout patterns that were seen as columns: the gradient before the sigmoid is
+is the program of Theorem 2 with the recorded dropout patterns as columns: the gradient before the sigmoid is
 linear in the Kronecker product of activations, whether dropout or a point selected them. In the second line the radius
 depends on the sample, and the theorem it rests on wants a partition fixed before.
 """
@@ -123,7 +123,7 @@ class DropoutStatement(Statement):
         steady: λ_steady, a heuristic.
         product: ¼ Π ‖W_l‖, which holds everywhere.
         found: Largest local constant found by search: the Lipschitz constant is at least that.
-        program: Theorem 2 over the recorded dropout patterns, at the points asked for.
+        program: Theorem 2 over the recorded dropout patterns, at the new points.
         lemma4: The generalization bound with each of the three constants.
         terms: The numbers these are made of.
         assumptions: The conditions of the theorem.
@@ -258,7 +258,7 @@ def _assumptions(
     run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, mu: float, needed: float
 ) -> tuple[Assumption, ...]:
     covered = _covered(patterns(network, x), patterns(network, new))
-    detail = "" if covered is None else f"{covered:.1%} of the points asked for"
+    detail = "" if covered is None else f"{covered:.1%} of the new points"
     return (
         Assumption(
             "(a) activation patterns at training points no longer change",
@@ -276,13 +276,13 @@ def _assumptions(
         Assumption(
             "steps enough", len(run.phi) >= needed, f"{len(run.phi)} steps, p_avg Σ n_l / p_min² = {needed:.3g}"
         ),
-        Assumption("the dropout patterns seen hold a basis (Lemma 3): its proof has gaps", None),
+        Assumption("the recorded dropout patterns contain a basis (Lemma 3): its proof has gaps", None),
         Assumption("the cover of Lemma 4 is fixed before the sample is drawn: its radius depends on it", None),
     )
 
 
 def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limit: int) -> EmptyRegions:
-    """¼ (1 + γ) β min Σ |a_k| φ_k / (f̃_k (1 − f̃_k)) over the patterns seen, γ such that it holds at the last weights."""
+    """¼ (1 + γ) β min Σ |a_k| φ_k / (f̃_k (1 − f̃_k)) over the recorded patterns, γ such that it holds at the last weights."""
     training_patterns: Patterns = list(run.seen)
     _, gradient_norms = slopes(network, training_patterns)
     ratio = torch.where(gradient_norms > 0, gradient_norms / (run.beta * run.plain), 0.0)
@@ -304,12 +304,16 @@ def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limi
         torch.from_numpy(solution.reached),
         ~among(patterns(network, x), at_new),
         terms,
-        (Assumption("slopes of the patterns seen are at most (1 + γ) β φ today", holds, f"γ = {gamma:.3g}"),),
+        (
+            Assumption(
+                "slopes of the recorded patterns are at most (1 + γ) β φ at the last weights", holds, f"γ = {gamma:.3g}"
+            ),
+        ),
     )
 
 
 def _covered(training: Patterns, new: Patterns) -> float | None:
-    """The share of points all of whose paths, one active unit a layer, are paths of some training point; None if too many."""
+    """The fraction of points all of whose paths, one active unit per layer, are paths of some training point; None if too many."""
     if math.prod(layer.shape[1] for layer in training) > _MOST_PATHS:
         return None
     union = _paths(training, slice(None)).any(0)

@@ -22,7 +22,7 @@ from excite.bounds.trajectory.rounded import rounded
 
 Array = npt.NDArray[Any]
 PRIMES = 5
-MOST_PRIMES = 40  # rationals with more than about 350 bits above and below are given up
+MOST_PRIMES = 40  # rationals with more than about 350 bits above and below are not reconstructed
 _BLOCK = 64
 
 

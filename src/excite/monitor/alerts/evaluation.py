@@ -86,7 +86,7 @@ class Alerts:
         return self._matching[name]
 
     def _watches(self, name: str) -> bool:
-        """Whether a rule asks for it, for itself or beside another."""
+        """Whether a rule needs it, by itself or with another metric."""
         if name not in self._watched:
             requested = any(getattr(rule, "loss", None) == name or name in rule.beside for rule in self.rules)
             self._watched[name] = requested or bool(self._rules_for(name))

@@ -378,7 +378,7 @@ class Watch:
         self._buffer.add(ctx.step, probe, None)
 
     def _write(self) -> None:
-        """Write what was asked for; waits for it."""
+        """Writes what was requested; waits for it."""
         alerts = []
         rows: list[StepValues] = []
         only_run: list[StepValues] = []

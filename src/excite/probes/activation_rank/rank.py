@@ -385,7 +385,7 @@ def _units_lost(history: MetricSeries) -> dict[str, str]:
 
 
 def _units(history: MetricSeries) -> list[Finding]:
-    """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the share of all units."""
+    """Layers whose rank fell say so themselves; `rank/deficient/LAYER` is the fraction of all units."""
     result = []
     fallen = _fallen(history)
     directions_lost, named_layers = _units_lost(history), {layer for layer, _ in fallen} if len(fallen) == 1 else set()

@@ -56,7 +56,7 @@ class LayerRichness:
     exact: bool  # False: the spectra come from a sketch and have a slack
     sampling: Sampling | None = None
     units: Units | None = None
-    units_why: str = ""  # why there are none although asked for
+    units_why: str = ""  # why there are none although requested
     units_note: str = ""  # what is not as it should be about them
 
     @property

@@ -144,7 +144,7 @@ def judge(
     accuracy: float,
     memory: int,
 ) -> dict[str, Units]:
-    """The units of `layers`, in as many passes over the data as the memory (in MB) asks for."""
+    """The units of `layers`, in as many passes over the data as the memory (in MB) requires."""
     result: dict[str, dict[int, tuple[Smallest, int]]] = {layer.name: {} for layer in layers}
     by_name = {layer.name: layer for layer in layers}
     limits = {

@@ -17,7 +17,7 @@ from excite.errors import ModelError
 from excite.probes.layer_inputs import LayerInputs, linear_rows
 
 Rows = Callable[[AffineCall, torch.Size, LayerInputs], Tensor | None]
-_FEW = 8  # samples that are enough to tell
+_FEW = 8  # samples that are enough to determine layouts
 
 
 class _Inputs(AffineMode):
@@ -34,7 +34,7 @@ class SampleLayouts:
     """Where the samples of a batch lie in the input of every affine call and in the output.
 
     Found by running the model on a few samples and on the same twice in a row, in the mode it is in: (B, T, D), (T, B, D),
-    (T·B, D) and (B·T, D) are told apart. `unknown` are the layers for which that fails.
+    (T·B, D) and (B·T, D) are distinguished. `unknown` are the layers for which that fails.
     """
 
     def __init__(self, model: nn.Module, batch: Batch):
@@ -91,7 +91,7 @@ class Live:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.unknown: set[str] = set()  # layers whose rows could not be told apart when they had to be
+        self.unknown: set[str] = set()  # layers whose rows could not be assigned to samples
         self._layouts: dict[object, SampleLayouts] = {}
 
     def of(self, batch: Batch, output: Any) -> Rows:

@@ -1,4 +1,4 @@
-"""Frequent Directions: a few rows whose second-moment matrix stays close to that of all rows ever seen."""
+"""Frequent Directions: a few rows whose second-moment matrix stays close to that of all rows added."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def default_tolerance(width: int, dtype: torch.dtype = torch.float64) -> float:
     """How small an eigenvalue may be, over the largest one, before it counts as zero.
 
     (width · eps)² with eps of the type that the activations were computed in: what rounding the activations alone can
-    put into a direction that is not there (the usual rule for ranks, σ ≤ width · eps · σ_max, squared). At least
+    put into a direction that has none (the usual rule for ranks, σ ≤ width · eps · σ_max, squared). At least
     64 · width · eps of float64, because the products are summed in float64.
     """
     return max((width * torch.finfo(dtype).eps) ** 2, 64 * width * _EPS)

@@ -106,7 +106,7 @@ def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick =
 
 
 def random_layers(model: nn.Module) -> list[str]:
-    """Paths of the modules in training mode that have dropout, as far as their attributes tell."""
+    """Paths of the modules in training mode that have dropout, as far as their attributes say."""
     return [
         clean_path(path) or type(model).__name__
         for path, module in model.named_modules()

@@ -57,7 +57,7 @@ class _Gradients:
     def __init__(self, backward: int):
         self.backward = backward  # its number
         self.error: Tensor | None = None
-        self.direction: Tensor | None = None  # dL/df, if asked for
+        self.direction: Tensor | None = None  # dL/df, with `directions`
         self.at_z: list[tuple[TracedLayer, Tensor, Tensor | None]] = []
 
 
@@ -71,7 +71,7 @@ class _Pass:
     __slots__ = ("arguments", "calls", "counted", "inner", "outer", "paired", "parameters", "slope")
 
     def __init__(self, inputs: Arguments | None, parameters: tuple[Tensor, ...] | None) -> None:
-        self.arguments = inputs  # the model's arguments, if asked for
+        self.arguments = inputs  # the model's arguments, with `directions`
         self.parameters = parameters  # where others stand in for the model's own (torch.func.functional_call)
         self.slope: Tensor | None = None  # of the link function at f
         self.calls: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Hooks:
         self.side = False  # whether another output received a gradient
         self.repeated = False  # whether several backward passes went through one forward pass
         self.number = 0  # of the node that made f, in the order of autograd
-        self.direction: Tensor | None = None  # the last dL/df, if asked for,
+        self.direction: Tensor | None = None  # the last dL/df, with `directions`,
         self.arguments: Arguments | None = None  # and the arguments of its forward pass
         self.failure: Exception | None = None
         self.resting = False  # passes go by unseen

@@ -1,4 +1,4 @@
-"""The trajectory probe: how steep the function is that is being learned, read off the user's own backward passes."""
+"""The trajectory probe: local Lipschitz constants of the function that is being learned, from the user's own backward passes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Trajectory(Probe):
     Args:
         schedule: When to measure. Default: every 10 steps.
         layers: "first", "all", or names of layers.
-        passes: "all", or "measured" to look only at the passes of a step that is measured. Then nothing is done in between, and
+        passes: "all", or "measured" to use only the passes of a step that is measured. Then nothing is done in between, and
             what needs every step (`length`, `total`, `raw`, `variance`) is not written; `phi` and `tau` are about the updates of
             these passes.
         output: Which part of the model's return value is f, if it returns several.
@@ -142,7 +142,7 @@ class Trajectory(Probe):
         self.labels: tuple[str, ...] = ()
         self._hooks: Hooks | None = None
         self._passes = 0
-        self._due = False  # whether a closer look is to be taken at the next pass
+        self._due = False  # whether the next pass is inspected
         self._warned = False
         self._loaded_state: dict[str, Any] = {}  # from a checkpoint, until the model is known
 
@@ -210,7 +210,7 @@ class Trajectory(Probe):
 
     # -- inside the user's passes --------------------------------------------------------------------------------
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Before every training pass; whether to look closer at this one."""
+        """Before every training pass; returns whether to inspect it."""
         if self.clean is not None:
             self._batch = dict(kwargs) if kwargs and not args else tuple(args)
         if self.passes == "all":

@@ -1,4 +1,4 @@
-"""Where the trajectory probe looks: affine calls of a model, who makes them, and which axis is the batch."""
+"""The layers that the trajectory probe measures: affine calls of a model, the modules that make them, and the batch axis."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def find(model: nn.Module, example: Batch, layers: str | Sequence[str] = "first"
 
 
 def _run(model: nn.Module, batch: Batch) -> Finder:
-    """One pass with gradients; modules are asked for what they return, to know who owns which call."""
+    """One pass with gradients; hooks on the modules find out which module makes which call."""
     finder = Finder(Names(model))
     counts: dict[str, int] = {}
 
@@ -200,6 +200,6 @@ def _batch_axis(name: str, two: Sequence[int], three: Sequence[int] | None) -> i
         else ""
     )
     raise ModelError(
-        f"layer {name!r}: samples cannot be told apart in a tensor of shape {tuple(two)} for two samples{why}: "
+        f"layer {name!r}: samples cannot be separated in a tensor of shape {tuple(two)} for two samples{why}: "
         "choose layers= whose tensors have an axis for the batch alone"
     )

@@ -23,7 +23,7 @@ class Steady:
 
     Steps count from 0, as in the paper: update t leads from step t to t + 1. Windows of steps come in with their largest
     update, and are kept in at most 256 blocks of neighbours, as many windows in each: one up to 256 windows, then 2, 4, ….
-    A block counts as a whole. So up to 256 windows nothing is lost; beyond, φ is the largest update of a stretch that may
+    A block counts as a whole. So up to 256 windows nothing is lost; beyond, φ is the largest update of an interval that may
     begin up to one block before the middle of the run, and τ comes late by less than a block. A block is at most 1/128 of
     the windows. Whatever is merged, no update seen from step τ on exceeded φ.
 

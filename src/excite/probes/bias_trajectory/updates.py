@@ -130,7 +130,7 @@ def trajectory(
         x: Inputs, as the model takes them.
         y: Targets, passed to `loss`.
         loss: Function of (output, y), or of the output alone if y is None; any reduction. Not needed for one output.
-        layers: "first", "all", or names of layers; a later layer tells how steep the part after it is (appendix A.7).
+        layers: "first", "all", or names of layers; a later layer measures the local Lipschitz constant of the part after it (appendix A.7).
         output: Which part of the model's return value is the output, if it returns several.
         batch: Number of samples per pass.
         tolerance: Relative tolerance of the largest singular value of a convolution, computed by Lanczos steps.

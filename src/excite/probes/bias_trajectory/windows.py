@@ -105,7 +105,7 @@ class BiasPath:
     """Follows the iterates b⁰, b¹, … of a parameter.
 
     What an optimizer changes in place is a new iterate (by the parameter's version counter). An optimizer that hides its changes from
-    that counter is seen at the ends of windows only.
+    that counter is read at the ends of windows only.
 
     `length` Σ‖bᵗ⁺¹ − bᵗ‖ and `variance`, the mean of ‖bᵗ − mean b‖² over the iterates of the window, both ends included
     (|T| + 1 iterates for |T| steps, as Corollary 2 needs).

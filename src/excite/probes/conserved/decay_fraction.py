@@ -1,4 +1,4 @@
-"""The share of an optimizer's momentum that weight decay put there.
+"""The part of an optimizer's momentum that comes from weight decay.
 
 Coupled decay adds λ w to the gradient, so it enters the buffer v and acts again at later steps. The buffer is linear in what
 enters it: v = v_g + v_d, where v_d follows the optimizer's recursion with λ w alone. Then −η v_d, past decay included, is what
@@ -19,7 +19,7 @@ Maps = Sequence[Mapping[str, Any]]
 class DecayShare:
     """v_d of every parameter; nothing is kept before an optimizer has momentum and coupled decay together.
 
-    What decay left in a buffer before the first step that is seen stays unknown and counts as momentum.
+    What decay left in a buffer before the first recorded step stays unknown and counts as momentum.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class Hyperparameters:
         return known[2]
 
     def steps(self, number: int, state: Mapping[str, Any]) -> float:
-        """How many steps the optimizer has made with parameter `number`, asked for once after each of them."""
+        """How many steps the optimizer has made with parameter `number`, read once after each of them."""
         steps = state["step"]
         if not isinstance(steps, Tensor) or steps.device.type == "cpu":
             return float(steps)

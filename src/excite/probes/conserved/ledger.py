@@ -33,7 +33,7 @@ from excite.wiring.groups import Group, named, named_by_number
 from excite.wiring.tracing import Wiring, trace
 from excite.wiring.translations import Translation
 
-_RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be booked together, and the memory they may take
+_RECORDS, _BYTES = 64, 1 << 25  # steps that wait to be added together, and the memory they may take
 _TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 1e-4,

@@ -78,7 +78,7 @@ def eps_term(
 
 
 class WrittenModule:
-    """A module of the user's own that computes weight · x / √(mean x² + ε) + bias along the last axis, seen as one of torch's.
+    """A module of the user's own that computes weight · x / √(mean x² + ε) + bias along the last axis, treated as one of torch's.
 
     Args:
         module: The module.
@@ -103,7 +103,7 @@ class WrittenModule:
 
     @classmethod
     def of(cls, module: nn.Module | None, op: str, eps: float) -> WrittenModule | None:
-        """The module in this form; None if it computes something else, as a small pass through it tells."""
+        """The module in this form; None if it computes something else, as a small pass through it shows."""
         weight = getattr(module, "weight", None)
         if module is None or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or op not in _WRITTEN:
             return None

@@ -150,7 +150,7 @@ class LedgerReport:
     steps: int
     entries: tuple[LedgerEntry, ...]
     unchecked: tuple[Unchecked, ...]
-    precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be told
+    precision: torch.dtype  # of the weights, the lowest; rounding in it bounds what can be detected
     tolerance: float
     rule: str  # the optimizer's formula; "measured": it is not known, its update is taken as it comes and not checked
     translations: tuple[TranslationEntry, ...] = ()

@@ -34,7 +34,7 @@ _Key = tuple[float, float, float, float]  # rate, decay, decay beside the moment
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, to be booked: row sums of products, and what each counts for in each term.
+    """One step, to be added to the ledger: row sums of products, and what each counts for in each term.
 
     Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
     `rates` are its own. `terms` are those of `NormTerms`; `missing` are the laws whose terms are not known. `rounding`: relative

@@ -21,7 +21,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sample_blocks(tensor: Tensor) -> tuple[list[Tensor], float]:
-    """Views of a tensor and the number of times that its entries outnumber theirs.
+    """Views of a tensor and the ratio of its number of entries to theirs.
 
     A tensor of at most 65,536 entries is taken as it is. Of a larger one eight blocks of entries that lie side by side, spread evenly,
     with 4,096 entries each.

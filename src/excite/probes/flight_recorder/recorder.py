@@ -29,7 +29,7 @@ from excite.probes.vital_signs.attention_logits import head_calls
 from excite.probes.vital_signs.blocks import blocks, stream
 from excite.probes.vital_signs.sample import SEQUENCES, SHARED
 
-_FLUSH = 10  # steps between two looks at the host
+_FLUSH = 10  # steps between two transfers to the host
 
 
 class FlightRecorder(Probe):
@@ -213,7 +213,7 @@ class FlightRecorder(Probe):
         self._gradients = None
 
     def _read(self, rows: Tensor, host: list[tuple[int, float | None, float]], heads: Any, final: bool) -> Values:
-        """On the host, in the background: adds the steps and looks for spikes among them."""
+        """On the host, in the background: adds the steps and searches them for spikes."""
         history = self._history
         if history is None or rank_and_size()[0] != 0:
             return {}

@@ -48,7 +48,7 @@ class AlignmentSearch:
 
     @property
     def bases(self) -> dict[str, Tensor]:
-        """By matrix, where the next search can start. Waits for the last one: finished long since, if looks are some steps apart."""
+        """By matrix, where the next search can start. Waits for the last one: which is finished if measurements are some steps apart."""
         if self._last is not None:
             self._last()
         return {key: record_stream(basis) for key, basis in self._bases.items()}

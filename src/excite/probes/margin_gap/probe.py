@@ -55,8 +55,8 @@ class MarginGap(Probe):
 
     During training a few points are searched, each from the perturbation found last; at the start and at the end, which no budget
     covers, as many as `seconds` allow, at the end with the search of `excite.margins` and its evidence. A search that is not done by
-    then is given up: where not even a few points are searched in half of the time, the end is measured like the start. With several
-    processes each measures its share of the points.
+    then is abandoned: where not even a few points are searched in half of the time, the end is measured like the start. With several
+    processes each measures its part of the points.
 
     Args:
         train: Points (N, ...) and labels (N,) of the training data, or None.
@@ -192,7 +192,7 @@ class MarginGap(Probe):
         return _values(results)
 
     def _together(self, ctx: StepContext, measure: Callable[[], dict[str, Margins]]) -> dict[str, Margins] | None:
-        """The margins of all processes, each of which measures its share of the points; None if the model has diverged."""
+        """The margins of all processes, each of which measures its part of the points; None if the model has diverged."""
         error: Exception | None = None
         results: dict[str, Margins] | None = None
         try:
@@ -290,7 +290,7 @@ class MarginGap(Probe):
     ) -> dict[str, Margins]:
         """Measures as many of the points as there is time until `end`: a few of each part, which are timed, then more.
 
-        The first few are given up at `first_end`; without them the result is empty.
+        The first few are abandoned at `first_end`; without them the result is empty.
         """
         max_points = max(num_points.values())
         done, count, each = 0, min(_FIRST, max_points), 0.0
@@ -376,9 +376,9 @@ class MarginGap(Probe):
         values = _values(results)
         if "gap" in values:
             text += f"; gap {values['gap']:.3f}, by chance up to {values['chance']:.3f}"
-        asked = self.final_points if when == "at the end" else self.points
-        if any(len(margins) < min(asked, len(self.data[split][1])) for split, margins in results.items()):
-            text += f"; fewer points than {asked}, for want of time"
+        requested = self.final_points if when == "at the end" else self.points
+        if any(len(margins) < min(requested, len(self.data[split][1])) for split, margins in results.items()):
+            text += f"; fewer points than {requested}, for want of time"
         if when == "at the end" and any(margins.evidence is None for margins in results.values()):
             text += "; quick search without evidence, for want of time"
         return f"{text} ({seconds:.1f} s)"

@@ -1,7 +1,7 @@
 """Every call of attention while a model runs: the largest logit and the entropy of each head.
 
 Kernels are not changed. For `scaled_dot_product_attention` the logits are computed again from the queries and keys it gets; where
-the model calls softmax itself, its input has the logits. Of long sequences 128 queries are looked at, with all keys.
+the model calls softmax itself, its input has the logits. Of long sequences 128 queries are measured, with all keys.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Logits:
     causal: bool
     scale: float | None
     cut: _Cut
-    part: int  # of the queries, which are measured in several parts where their logits do not fit into memory
+    chunk: int  # of the queries, which are measured in several chunks where their logits do not fit into memory
 
 
 class AttentionMode(TorchFunctionMode):
@@ -135,7 +135,7 @@ class AttentionMode(TorchFunctionMode):
     there are many.
 
     Args:
-        sequences: Size of the batch: tells the axis of heads where it is merged with that of sequences.
+        sequences: Size of the batch: separates the axis of heads where it is merged with that of sequences.
         tokens: (sequences, tokens), 0 for padding.
     """
 
@@ -158,7 +158,7 @@ class AttentionMode(TorchFunctionMode):
             self._kernel(dict(zip(_SDPA, args)) | kwargs)
         elif func in _SOFTMAX:
             self._softmax(args, kwargs)
-        elif func in OPENED:  # nn.MultiheadAttention: what it calls is seen one by one
+        elif func in OPENED:  # nn.MultiheadAttention: its calls are intercepted one by one
             with self:
                 return OPENED[func](*args, **kwargs)
         return func(*args, **kwargs)
@@ -211,21 +211,21 @@ class AttentionMode(TorchFunctionMode):
         cut = first.shape[-2], first.shape[:-2].numel() * keys, first.device
         if cut not in self._places:
             self._places[cut] = _chunks(*cut)
-        for part, places in enumerate(self._places[cut]):
+        for chunk, places in enumerate(self._places[cut]):
             copies = [_copied(tensor, places) for tensor in by_query] + [tensor.clone() for tensor in unsplit]
             entries = copies[0].shape[-2] * cut[1]
-            logits_of = _Logits(causal, scale, cut, part)
-            self._together.add((len(self._modules), part), *copies, key=logits_of, entries=entries)
+            settings = _Logits(causal, scale, cut, chunk)
+            self._together.add((len(self._modules), chunk), *copies, key=settings, entries=entries)
         self._modules.append(self._module())
 
-    def _signs(self, logits_of: _Logits, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _signs(self, settings: _Logits, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Of stacks (calls, sequences, heads, queries, ...): what `_head_sums` returns, and the mean entropy."""
-        places = self._places[logits_of.cut][logits_of.part]
+        places = self._places[settings.cut][settings.chunk]
         if len(tensors) == 1:
             logits = tensors[0]
         else:
             query, *mask, key = tensors
-            logits = _products(query, key, mask[0] if mask else None, logits_of.causal, logits_of.scale, places)
+            logits = _products(query, key, mask[0] if mask else None, settings.causal, settings.scale, places)
         tokens = None if self._tokens is None else at_places(self._tokens, places, -1)
         largest, total, count = _head_sums(logits, tokens)
         return largest, total, count, total / count
@@ -249,7 +249,7 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
 
 
 def _chunks(queries: int, entries: int, device: torch.device) -> list[Tensor | None]:
-    """The queries to look at, in parts whose logits fit into memory; `entries` is the number of logits of one query."""
+    """The queries to measure, in parts whose logits fit into memory; `entries` is the number of logits of one query."""
     places = even_places(queries, device=device)
     rows = max(1, _ENTRIES // max(1, entries))
     if rows >= min(queries, PLACES):

@@ -98,7 +98,7 @@ class _Layer:
     def like(self) -> tuple[object, ...]:
         """Layers that agree in this are computed together."""
         both = self.query, self.key
-        return self.groups, *((part.shape, part.weight.shape, part.weight.dtype, part.weight.device) for part in both)
+        return self.groups, *((rows.shape, rows.weight.shape, rows.weight.dtype, rows.weight.device) for rows in both)
 
 
 class AttentionSpectrum(Probe):
@@ -162,7 +162,7 @@ class AttentionSpectrum(Probe):
                 self._alike.setdefault(layer.like(), []).append(layer)
         if not self._alike:
             raise ModelError(
-                "no weights of queries and keys found: expected attention whose projections excite.trace can tell"
+                "no weights of queries and keys found: expected attention whose projections excite.trace can determine"
             )
         if unknown:
             more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""

@@ -95,7 +95,7 @@ class CriticalSharpness(Probe):
         "sharpness",
         "Critical sharpness",
         "2/η of the learning rate at which the loss would rise along the last update, next to 2/η of the one that is used. Where "
-        "they meet, training is at the edge of stability.",
+        "they are equal, training is at the edge of stability.",
         (
             ("critical", "critical sharpness"),
             ("limit", "2/η"),
@@ -207,7 +207,7 @@ def default_loss(model: nn.Module, batch: Batch) -> LossFunction:
     with eval_mode(model), torch.no_grad():
         output = _call(model, batch)
         if _own_loss(output) is not None:
-            return lambda returned, given: _own_loss(returned)  # type: ignore[return-value]
+            return lambda returned, passed: _own_loss(returned)  # type: ignore[return-value]
         if ids is None:
             raise missing
         try:

@@ -33,7 +33,9 @@ class _Activated(UnitMode):
     def __init__(self, names: Names):
         super().__init__(names)
         self.affine: list[tuple[AffineCall, torch.Size, torch.Size]] = []  # with the shapes of input and output
-        self.fresh: dict[int, Tensor] = {}  # by affine call: where its units are active, if the last activation said so
+        self.fresh: dict[
+            int, Tensor
+        ] = {}  # by affine call: where its units are active, if the last activation determines that
 
     def called(self, call: AffineCall) -> Tensor:
         output = call.run(call.input)

@@ -1,4 +1,4 @@
-"""One forward pass over a few sequences of the example, shared by the probes that look at activations."""
+"""One forward pass over a few sequences of the example, shared by the probes that measure activations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def run_sample(
         stack.enter_context(as_trained(model, batch))
         stack.enter_context(_paths(model, attention.stack))
         streams = stack.enter_context(block_outputs(model, torch.clone))  # the next block may change them in place
-        if not modes:  # they tell weights by their identity
+        if not modes:  # they identify weights by their id
             stack.enter_context(padded_weights(model))
             stack.enter_context(cast_linears(model))
         for mode in (attention, *modes):
@@ -158,7 +158,7 @@ def _store_output(outputs: dict[str, T], path: str, transform: Callable[[Tensor]
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         x = stream(output)
         if x is not None:
-            with torch._C.DisableTorchFunction():  # not seen by modes that look at the model
+            with torch._C.DisableTorchFunction():  # not intercepted by modes around the model
                 outputs[path] = transform(x.detach())  # now: it may be changed in place by the next block
 
     return hook

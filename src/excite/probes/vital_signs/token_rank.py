@@ -49,7 +49,7 @@ class TokenRank(Probe):
 
     The effective rank is the exponential of the entropy of the normalized eigenvalues of the covariance (`effective_rank`). A rank
     that pools the tokens of all sequences cannot tell a collapse of tokens onto one vector within every sequence, which deep
-    attention tends to, from sequences that all look alike.
+    attention tends to, from sequences that are all alike.
 
     Padding, as the ``attention_mask`` of the example says it, does not count.
 
@@ -145,7 +145,7 @@ class TokenRank(Probe):
             return []
         path = min(low, key=lambda name: low[name].now)
         down = low[path]
-        if answered_rank(history) is not None:  # then every token of a sequence comes to say what its answer is
+        if answered_rank(history) is not None:  # then every token of a sequence encodes the answer
             return []
         return [Finding("warning", f"Tokens of a sequence became alike after {path}: their rank fell from {number(down.before)} to "
                                    f"{number(down.now)} {since(down)}.", "Look at the entropy of attention in this block.")]  # fmt: skip

@@ -75,8 +75,8 @@ def as_relu(target: AuditTarget, loss: str = "squared") -> ReluNetwork:
         raise ModelError(f"it requires {names[loss]}; the network was trained with {names[target.setup.loss]}")
     network = relu_network(target.model, target.x[:50])
     need_all_points(target)
-    work = sum(w.shape[0] * float(w.shape[1]) ** 3 for w in network.weights[:-1])
-    if loss == "squared" and work > _MAX_WORK:
+    operations = sum(w.shape[0] * float(w.shape[1]) ** 3 for w in network.weights[:-1])
+    if loss == "squared" and operations > _MAX_WORK:
         raise ModelError("the network is too wide for an audit: call the function of excite.bounds directly")
     return network
 

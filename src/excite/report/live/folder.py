@@ -25,7 +25,7 @@ from excite.runs.reader import MetricsReader, Overview, overview, read_overview,
 from excite.runs.reader.processes import Readers
 
 MAX_RUNS, _DEPTH, _MAX_NAME = 2000, 6, 1000
-_MAX_FOLDERS = 20_000  # looked into for runs
+_MAX_FOLDERS = 20_000  # searched for runs
 _MAX_POINTS = 16_000_000  # numbers kept in memory for all runs together: 256 MB
 _MAX_OPEN = 64  # three files each
 _FILES = ("run.json", "config.json", "environment.json", "metrics.db", "artifacts")
@@ -75,7 +75,7 @@ class Runs:
         self._real = self.root.resolve()
         self._open: OrderedDict[str, MetricsReader] = OrderedDict()
         self._rows: dict[str, tuple[Stamp | None, RunRow]] = {}
-        self._next: str | None = None  # the first run that the last list did not come to
+        self._next: str | None = None  # the first run that the last list did not reach
         self._logged: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
@@ -117,7 +117,7 @@ class Runs:
     def ids(self) -> list[str]:
         """Paths of the runs below the folder, at most `MAX_RUNS`."""
         names: list[str] = []
-        folders = [(self._real, 0)]  # still to be looked into, the last one first
+        folders = [(self._real, 0)]  # still to be searched, the last one first
         for _ in range(_MAX_FOLDERS):
             if not folders or len(names) == MAX_RUNS:
                 break
@@ -195,7 +195,7 @@ class Runs:
 
     @contextmanager
     def reading(self, *names: str) -> Iterator[None]:
-        """Whatever goes wrong inside is an error in one line about these runs."""
+        """Converts any exception inside to an error in one line about these runs."""
         try:
             yield
         except ExciteError:

@@ -87,7 +87,7 @@ class Guard:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         in_query = next((value for name, value in pairs if name == "token"), None)
         if in_query is not None and self._is_token(in_query):
-            # From the address bar into a cookie, so that the token is neither bookmarked nor seen over a shoulder.
+            # From the address bar into a cookie, so that the token is neither bookmarked nor visible on the screen.
             remaining_query = urlencode([pair for pair in pairs if pair[0] != "token"])
             path = "/" + scope["path"].lstrip("/\\")  # "//elsewhere" would lead to another host
             answer = RedirectResponse(path + (f"?{remaining_query}" if remaining_query else ""), 303)

@@ -32,7 +32,7 @@ def sweeps(root: Path) -> list[dict[str, Any]]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    folders = [(root, 0)]  # still to be looked into, the last one first
+    folders = [(root, 0)]  # still to be searched, the last one first
     for _ in range(_MAX_FOLDERS):
         if not folders:
             return
@@ -46,7 +46,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _row(root: Path, folder: Path) -> dict[str, Any] | None:
-    """None for a file that is not ours, or damaged: the page has no use for it."""
+    """None for a file of another program, or a damaged one."""
     try:
         stored = read_json(folder / FILE, root, _MAX_BYTES)
         if stored["format"] != FORMAT:
@@ -66,7 +66,7 @@ def _row(root: Path, folder: Path) -> dict[str, Any] | None:
             state = "stopped"
         elif state == "done" and counts["failed"]:
             state = "failed"
-        if state != "running":  # nobody works on these now
+        if state != "running":  # no process works on these now
             counts["waiting"], counts["running"] = counts["waiting"] + counts["running"], 0
     except Exception:  # whatever a damaged file can cause
         return None

@@ -16,8 +16,8 @@ from excite.report.verdict.units import describe, fraction, short
 
 Kind = Literal["good", "note", "warning", "bad", "diverged"]
 ROBUST, FRAGILE = 8 / 255, 2 / 255  # of the inputs' range, in the sup norm
-EXCLUDED = 0.2  # a gap above this has to be excluded before training is said to agree with test
-MIN_POINTS = 100  # per part; below, the first line asks for more
+EXCLUDED = 0.2  # a gap above this has to be excluded before training counts as agreeing with test
+MIN_POINTS = 100  # per part; below, the first line recommends more
 _LONG = 160  # characters of a finding that the first line repeats
 _CHART, _PANEL = "#chart-margins", "#margin-history"
 

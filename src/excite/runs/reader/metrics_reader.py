@@ -65,7 +65,7 @@ WHERE name = id AND step = (
 )"""
 _BUSY_SECONDS = 2.0  # a page would rather say that the database is busy than wait
 _QUERY_SECONDS = 5.0  # for all queries of one call
-_RETRY_SECONDS = 60.0  # a database that took too long is not asked again for so long
+_RETRY_SECONDS = 60.0  # a database that took too long is not queried again for so long
 _CHECK_EVERY = 10_000  # instructions of SQLite between two checks of the time
 _YEAR_10000 = 253_402_300_800  # seconds since 1970; browsers cannot write later dates
 _MAX_MARKER = 1_000_000  # bytes of run.json
@@ -121,7 +121,7 @@ class MetricsReader:
         return sum(len(cached.steps) for cached in self._cache.values())
 
     def refresh(self) -> int:
-        """Look whether something was written since the last look; returns the version."""
+        """Checks whether something was written since the last call; returns the version."""
         with self._guard():
             if self._file != _identity(self.path / "metrics.db", self.below):  # the folder was made again
                 self._close()

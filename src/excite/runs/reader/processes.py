@@ -142,7 +142,7 @@ class ReadElsewhere:
         return Rows(self._request("read", [(query, values, False)])[-1][0])
 
     def execute_together(self, *queries: tuple[str, tuple[Any, ...]], array: int) -> list[Any]:
-        """Rows of several queries as of one moment, asked for at once; those of number `array` are (step, value, missing)."""
+        """Rows of several queries as of one moment, requested at once; those of number `array` are (step, value, missing)."""
         *chunks, last = self._request("read", [(*query, at == array) for at, query in enumerate(queries)])
         return [_joined([*chunks, rows]) if at == array else rows for at, rows in enumerate(last)]
 

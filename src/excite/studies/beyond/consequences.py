@@ -151,7 +151,7 @@ def rank(steps: int, seed: int) -> Outcome:
     ]
     order = stats.spearmanr([at for at, _, _ in points], counts).statistic
     return Outcome(
-        {"order": float(order), "worst": max(most / bound for most, (_, bound, _) in zip(largest, points))}, points
+        {"order": float(order), "worst": max(angle / bound for angle, (_, bound, _) in zip(largest, points))}, points
     )
 
 

@@ -93,7 +93,7 @@ class Field:
         self._loss = loss
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not self._parameters:
-            raise ModelError("the model has no parameter that asks for a gradient: nothing can flow")
+            raise ModelError("no parameter has requires_grad=True: there is nothing to integrate")
         self.evaluations = 0
         self.last: list[Tensor] = []  # the switching values of the last gradient that was taken on a side
         self.start = torch.cat([p.detach().reshape(-1) for p in self._parameters]).cpu().numpy().copy()

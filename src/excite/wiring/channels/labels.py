@@ -130,7 +130,7 @@ class Classes:
                 state.pinned_by = state.pinned_by or reason
 
     def exclude(self, labels: Tensor, reason: Break) -> None:
-        """Pin labels that nobody would look for among the groups, unless something else reads them."""
+        """Pins labels that are not expected among the groups, unless something else reads them."""
         for label in self.channels(labels):
             self.state(label).excluded = True
         self.pin(labels, reason)

@@ -30,7 +30,7 @@ def _attention_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNames
         key, value = (operand.map(lambda t: t.repeat_interleave(per, -3)) for operand in (key, value))
     if not query.labels.dim() == key.labels.dim() == value.labels.dim() == len(shape):
         return ctx.unknown(node, [query, key, value], a.op)
-    heads = ctx.random(*shape[:-2], 1, 1)  # tells the channels of one head from those of another
+    heads = ctx.random(*shape[:-2], 1, 1)  # distinguishes the channels of one head from those of another
     axes = [0, -2] if len(shape) > 2 else [-2]
     reduced = []
     for operand in (query, key):

@@ -155,7 +155,9 @@ def _bilinear(
         reduced = ctx.classes.reduce(signal.labels.permute(order), remaining, _SUMMED).flatten(len(lead))
         ctx.classes.pass_through(reduced, name, linear=signal.prints is not None)
         if signal.prints is not None:
-            heads = ctx.random(*reduced.shape[:-1], 1) if heads is None else heads  # tells one head from another
+            heads = (
+                ctx.random(*reduced.shape[:-1], 1) if heads is None else heads
+            )  # distinguishes one head from another
             rows = (
                 signal.prints.permute(order).flatten(len(lead) + 1)
                 if len(order) > len(reduced.shape)

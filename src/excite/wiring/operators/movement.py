@@ -73,7 +73,7 @@ def _view_as_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespa
 
 
 def _detach_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
-    # The function keeps its symmetry, but gradients no longer tell: nothing is conserved across a detached edge.
+    # The function keeps its symmetry, but gradients no longer show it: nothing is conserved across a detached edge.
     value = ctx.signal(a.args[0])
     ctx.classes.pin(value.labels, Break("it is detached from the gradient"))
     return ChannelSignal(value.labels)

@@ -96,7 +96,7 @@ def _sum_paths(ctx: PathContext, node: torch.fx.Node, a: SimpleNamespace) -> Sca
 
 # -- pieces: which of several numbers is taken --------------------------------------------------------------------------
 def _one_sample(a: SimpleNamespace, result: Tensor) -> Tensor:
-    """The pattern, if it is not taken over the batch; else a number of no sample, by which samples cannot be told apart."""
+    """The pattern, if it is not taken over the batch; else a number of no sample, by which samples cannot be separated."""
     dims = getattr(a, "dim", -1)
     axes = [dims] if isinstance(dims, int) else list(dims or [])
     over = not axes or 0 in [d % max(1, a.self.dim()) for d in axes]

@@ -102,7 +102,7 @@ class Interpreter:
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not node.users and not is_inplace(node.target):
-            return None  # nobody reads it: an assertion, or a dead branch
+            return None  # it is not read: an assertion, or a dead branch
         followed = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, self.followed)]
         if not followed:
             return self.compute(node, args, kwargs)

@@ -73,7 +73,7 @@ def _modules(roles: WeightRoles, parameters: Iterable[str]) -> Iterable[tuple[st
 
 
 def _between(before: Sequence[Site], after: Sequence[Site]) -> str:
-    """The roles on both sides of a junction; what both begin with is said once: "layer 3, head 5, query → key"."""
+    """The roles on both sides of a junction; what both begin with is written once: "layer 3, head 5, query → key"."""
     sides = [list(dict.fromkeys(site.role for site in sites)) for sites in (before, after)]
     if not all(len(side) <= _SIDES and all(side) for side in sides):
         return ""
