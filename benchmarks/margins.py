@@ -1,10 +1,10 @@
 """Margins of test images on the papers' network: time and quality beside Foolbox.
 
-    python -m benchmarks.margins [--data FOLDER] [--points 500] [--repeats 3] [--epochs 5]
+    python -m benchmarks.margins [--data FOLDER] [--points 500] [--repeats 3] [--epochs 5] [--networks plain excited]
 
 Trains the network plainly and with every layer excited, on CIFAR-10 planes against horses if the data is in FOLDER or
 in EXCITE_DATA, else on digits 8 against 1 enlarged to 32 × 32. Prints a table in Markdown for each. Evidence and
-certificates are left out of the time, as Foolbox has none.
+certificates are left out of the time, as Foolbox has none. The networks are stored under --out (runs/margins) and not trained again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +74,17 @@ def train(x: Tensor, y: Tensor, epochs: int, excited: bool) -> nn.Module:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+    return model.eval()
+
+
+def network(x: Tensor, y: Tensor, epochs: int, excited: bool, folder: Path) -> nn.Module:
+    """The trained network, from its file if there is one."""
+    path = folder / f"{'excited' if excited else 'plain'}-{len(x)}-{epochs}.pt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(train(x, y, epochs, excited).state_dict(), path)
+    model = build("papers-cnn", seed=0)
+    model.load_state_dict(torch.load(path, weights_only=True))
     return model.eval()
 
 
@@ -139,6 +151,8 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--networks", nargs="+", default=("plain", "excited"), choices=("plain", "excited"))
+    parser.add_argument("--out", type=Path, default=Path("runs/margins"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -146,8 +160,9 @@ def main() -> None:
     print(
         f"## Margins compared with Foolbox\n\n{name}: {len(x_test)} test images, infinity norm, bounds {BOUNDS}; {machine()}\n"
     )
-    for excited in (False, True):
-        model = train(x, y, options.epochs, excited)
+    for kind in options.networks:
+        excited = kind == "excited"
+        model = network(x, y, options.epochs, excited, options.out)
         what = f"every layer excited, radius {RADIUS}" if excited else "trained plainly"
         print(
             f"Papers' network, {what}, {options.epochs} epochs\n\n{table(model, x_test, y_test, options.repeats)}\n",

@@ -5,9 +5,15 @@ import pytest
 import torch
 from benchmarks.attackbench.attacks import Contender, contenders
 from benchmarks.attackbench.cells import Cell, Counted, cell_path, run_cell
+from benchmarks.attackbench.figure import draw, rows_of_page
 from benchmarks.attackbench.networks import KINDS, KWinners, make_network, read, save
 from benchmarks.attackbench.quality import envelope, near, optimality, paired_difference
-from benchmarks.attackbench.tables import rows_of, verdicts
+from benchmarks.attackbench.tables import Row, rows_of, table, verdicts
+
+ROWS = [
+    Row("plain", "inf", "excite", 5, 0.999, 0.98, 250.0, 200.0, 8.5, None),
+    Row("plain", "inf", "apgd_t", 5, 0.99, 0.5, 990.0, 960.0, 50.0, None),
+]
 
 
 def test_optimality_of_three_points():
@@ -89,6 +95,17 @@ def test_verdicts_are_computed_from_cells(tmp_path):
     assert all(line.startswith("met") for line in verdicts(rows))
     Cell(best * 1.2, 90.0, 90.0, 1.0, "CPU").write(cell_path(tmp_path, "plain", "inf", "excite"))
     assert all(line.startswith("**missed**") for line in verdicts(rows_of(tmp_path, "plain", "inf")))
+
+
+def test_figure_shows_the_tables_of_the_page(tmp_path):
+    page = (
+        "### Attackbench, plain, norm inf\n\ncross-entropy; 5 test images; CPU\n\n" + table(ROWS) + "\n\n## Another\n"
+    )
+    (tmp_path / "page.md").write_text(page + table(ROWS), encoding="utf-8")
+    rows = rows_of_page(tmp_path / "page.md")
+    assert rows == ROWS
+    draw(rows, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_winners_take_all():

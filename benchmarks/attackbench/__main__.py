@@ -3,7 +3,7 @@
     make opponents
     python -m benchmarks.attackbench train [--data FOLDER|FILE.npz] [--device cuda]
     python -m benchmarks.attackbench run [--data …] [--device cuda] [--images 250] [--seconds 400]
-    python -m benchmarks.attackbench table
+    python -m benchmarks.attackbench table [--figure FILE.png] [--page docs/benchmarks-gpu.md]
 
 Networks and cells are stored under --out (runs/attackbench); what is there is not computed again. `run` starts no cell after
 --seconds; several may run at once with different --networks or --norms. The first 1,000 test images are left out (--first): the
@@ -105,11 +105,18 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="first test image of those that are attacked")
     parser.add_argument("--opponents", type=Path, default=OPPONENTS)
     parser.add_argument("--figure", type=Path, help="file to draw the figure into")
+    parser.add_argument("--page", type=Path, help="draw the figure from the tables in this page, not from cells")
     options = parser.parse_args()
+    if options.page is not None and options.figure is None:
+        parser.error("--page: expected --figure as well")
     if options.what == "train":
         train_networks(options)
     elif options.what == "run":
         run_cells(options)
+    elif options.page is not None:
+        from benchmarks.attackbench.figure import draw, rows_of_page
+
+        draw(rows_of_page(options.page), options.figure)
     else:
         from benchmarks.attackbench.tables import show
 

@@ -119,6 +119,8 @@ def show(folder: Path, figure: Path | None = None) -> None:
     print(totals(everything))
     (folder / "rows.json").write_text(json.dumps([vars(row) for row in everything], indent=1))
     if figure is not None:
+        from benchmarks.attackbench.figure import draw
+
         draw(everything, figure)
 
 
@@ -138,48 +140,3 @@ def totals(rows: list[Row]) -> str:
         if any(part.strip(" |") for part in parts):
             lines.append(f"| {words} | " + " | ".join(parts) + " |")
     return "\n".join(lines)
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Optimality against passes per image (above) and seconds (below), one column per norm: up and left is better."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
-
-    honest = [r for r in rows if r.kind != "masked"]
-    names = [name for name in ATTACKS if any(r.attack == name for r in honest)]
-    norms = [norm for norm in NORMS if any(r.norm == norm for r in honest)]
-    figure, axes = plt.subplots(
-        2, len(norms), figsize=(1.5 + 3.2 * len(norms), 6.4), sharey="col", layout="constrained", squeeze=False
-    )
-    others = iter(("C0", "C1", "C2", "C4", "C5", "C6", "C8", "C9"))  # no red, which is ours, and no grey
-    colors = {name: "#c1121f" if name == OURS else next(others) for name in names}
-    marks = {"plain": "o", "pgd": "s", "excited": "^"}
-    for column, norm in enumerate(norms):
-        chosen = [r for r in honest if r.norm == norm]
-        for line, attribute in enumerate(("passes", "seconds")):
-            ax = axes[line, column]
-            for row in chosen:
-                ours = row.attack == OURS
-                ax.plot(getattr(row, attribute), max(1 - row.optimality, 1e-4), marks[row.kind], color=colors[row.attack],
-                        markersize=10 if ours else 6, markeredgecolor="black" if ours else "none", alpha=1 if ours else 0.75)  # fmt: skip
-            ax.set(
-                xscale="log",
-                yscale="log",
-                xlabel="passes per image" if attribute == "passes" else "seconds for the images",
-            )
-            ax.grid(alpha=0.25)
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_minor_formatter(NullFormatter())
-        axes[0, column].set_title({"inf": "ℓ∞", "2": "ℓ2", "1": "ℓ1"}[norm])
-        axes[0, column].invert_yaxis()
-    for ax in axes[:, 0]:
-        ax.set_ylabel("1 − optimality (up is better)")
-    handles = [plt.Line2D([], [], marker="o", linestyle="", color=colors[n], label=ATTACKS[n]) for n in names]
-    handles += [
-        plt.Line2D([], [], marker=m, linestyle="", color="grey", label=f"{k} network") for k, m in marks.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
