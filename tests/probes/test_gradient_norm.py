@@ -138,5 +138,12 @@ def test_findings_name_growth_and_vanishing_layers():
     layers = {"gradient__norm": [1, 1], "gradient__norm__fc1": [1e-6, 1e-6], "gradient__norm__fc2": [1, 1]}
     (vanishing,) = GradientNorm.findings(history(**layers))
     assert vanishing.text.endswith("gradients vanish on their way to fc1.")
+    layers["gradient__norm__embed"] = [0.5, 0.5]  # runs first: its gradient has come through all layers
+    series = MetricHistory(
+        {name.replace("__", "/"): 0 for name in layers}, history(**layers).__getitem__, ("embed", "fc1", "fc2")
+    )
+    (note,) = GradientNorm.findings(series)
+    assert note.kind == "note"
+    assert note.text.endswith("all others in between.")
     assert "not finite at step 1" in GradientNorm.findings(history(gradient__norm=[1, np.nan]))[0].text
     assert GradientNorm.findings(history()) == []

@@ -136,7 +136,9 @@ class GradientNorm(Probe):
         if last:
             low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
             text = f"The norm of the gradient is {number(last[low])} in layer {low} and {number(last[high])} in layer {high}"
-            if last[high] > _MAX_RATIO * last[low]:
+            # Where a layer before it gets more, as before queries and keys of small gradients, nothing vanishes on the way.
+            before = list(last)[: list(last).index(low) + 1]
+            if all(last[high] > _MAX_RATIO * last[layer] for layer in before):
                 result.append(Finding("warning", f"{text}: gradients vanish on their way to {low}.", _VANISH))
             elif len(last) > 1:
                 result.append(Finding("note", f"{text}, all others in between."))

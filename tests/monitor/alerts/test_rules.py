@@ -52,6 +52,8 @@ def test_ranks_may_fall_to_the_number_of_classes():
     assert not begins([Fell()], {"loss/step": learned, name: ranks} | answers)
     assert begins([Fell()], {"loss/step": [1.4] * 6, name: ranks} | answers), "nothing was learned"
     assert begins([Fell()], {"loss/step": learned, name: [22, 20, 4, 1, 1, 1]} | answers), "less than four classes need"
+    rising = {"loss/step": learned, name: [22, 20, 1.3, 1.4, 1.6, 2]} | answers
+    assert not begins([Fell()], rising), "one direction is learned after the other"
     assert begins([Fell()], {"loss/step": [9, 8, 1.4, 1.4, 1.4, 1.4], name: ranks} | answers), "the loss of chance"
     assert begins([Fell()], {"loss/step": learned, name: ranks}), "a model with an answer for each token"
 

@@ -19,6 +19,7 @@ from excite.probes.findings import ANSWERS, needed_rank
 _COUNTS = ("measurements", "window")
 _NUMBERS = ("limit", "fraction", "min_peak", "factor", "flat")
 _RECENT = 5  # losses that are averaged
+_RISING = 1.05  # a rank that is larger by so much than a moment ago recovers
 
 
 Action = Literal["log", "raise"] | Callable[[Alert], object]
@@ -199,12 +200,15 @@ class Fell(Rule):
 
 
 def _answers(history: History, ranks: list[float]) -> bool:
-    """Whether these ranks are those of a model that has learned to answer, and no lower."""
+    """Whether these ranks are those of a model that has learned to answer, and no lower, or rising towards them.
+
+    Answers are learned one direction after the other: on the way to m classes the rank may fall to 1 for a few steps.
+    """
     if not all(name in history and history[name].values for name in Fell.beside):
         return False
     loss, answers = (history[name] for name in Fell.beside)
     needed = needed_rank(answers.values[-1], loss.first, fmean(loss.newest(_RECENT)))
-    return needed is not None and min(ranks) >= needed
+    return needed is not None and (ranks[-1] >= needed or ranks[-1] > _RISING * min(ranks))
 
 
 @renamed_fields(looks="measurements")
