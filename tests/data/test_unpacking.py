@@ -86,12 +86,12 @@ def test_flipped_bytes_never_change_what_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_huge_member_is_refused_without_being_read(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(unpacking, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(unpacking, "MAX_BYTES", 100_000)
     archive = tar(entry("set/padding", b"\0" * 200_000), *GOOD)
     put(tmp_path, archive)
     with pytest.raises(DataError, match="larger than it should be"):
         fetch_source(source(archive), tmp_path)
-    monkeypatch.setattr(unpacking, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 2)
     archive = tar(*GOOD)
     put(tmp_path, archive)
     with pytest.raises(DataError, match="larger than it should be"):

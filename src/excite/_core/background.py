@@ -31,12 +31,12 @@ def _thread() -> ThreadPoolExecutor:
     """
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=_NAME)
     cores = torch.get_num_threads()
-    pool.submit(_take_one_core).result()
+    pool.submit(_use_one_core).result()
     torch.set_num_threads(cores)  # for threads that begin from now on; those that run keep theirs
     return pool
 
 
-def _take_one_core() -> None:
+def _use_one_core() -> None:
     torch.get_num_threads()  # a thread takes over the number for all when it first reads it: not after this
     torch.set_num_threads(1)
 

@@ -22,7 +22,7 @@ from excite.data.sources import Archive, File
 from excite.errors import DataError
 
 CHUNK = 1 << 20
-MOST_MEMBERS, MOST_BYTES = 1000, 1 << 30  # of an archive, also of members that are passed over
+MAX_MEMBERS, MAX_BYTES = 1000, 1 << 30  # of an archive, also of members that are passed over
 
 
 def unpack(path: Path, archive: Archive, folder: Path) -> None:
@@ -62,7 +62,7 @@ def _unpack_tar(path: Path, archive: Archive, folder: Path, copied: list[tuple[s
     with tarfile.open(path, "r|gz") as tar:
         for number, member in enumerate(tar):
             passed += max(member.size, 0)
-            if number >= MOST_MEMBERS or passed > MOST_BYTES:
+            if number >= MAX_MEMBERS or passed > MAX_BYTES:
                 raise DataError(f"{path.name} is larger than it should be: it is not the published archive")
             file = expected.pop(member.name, None)
             if file is None:

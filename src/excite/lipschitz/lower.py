@@ -123,13 +123,13 @@ def _search(
     generator: torch.Generator,
 ) -> Largest:
     """Keeps the best points, one per region, and proposes others around them; `inside` projects into the balls."""
-    max_kept = max(1, min(64, places // 4))
+    max_candidates = max(1, min(64, places // 4))
     home = torch.arange(len(centre))
     best = inside(centre, home)
     values = measure(best)
     tried = len(best)
     for _ in range(rounds):
-        top = _apart(values, max_kept)
+        top = _apart(values, max_candidates)
         best, home, values = best[top], home[top.cpu()], values[top]
         if not radius:
             break

@@ -34,7 +34,7 @@ class SamplesMixed(ModelError):
 
 
 _AT_ONCE = 2**20  # numbers of the inputs in one forward pass
-_MOST_POINTS = 4096
+_MAX_POINTS = 4096
 
 
 def signatures(
@@ -79,7 +79,7 @@ def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
     Determined by three points near the first one: in another order they must have the same numbers, in that order.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or len(x) < 2:
-        return _MOST_POINTS
+        return _MAX_POINTS
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(3, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
     three = x[:1] + noise * x.abs().amax().clamp(min=1.0)
@@ -87,7 +87,7 @@ def points_at_once(model: nn.Module, x: Tensor, *, output: Pick = None) -> int:
         first, again = (signatures(model, order, output=output, at_once=3)[0] for order in (three, three.roll(1, 0)))
     except SamplesMixed:
         return 1
-    return _MOST_POINTS if torch.equal(first.roll(1, 0), again) else 1
+    return _MAX_POINTS if torch.equal(first.roll(1, 0), again) else 1
 
 
 def check_bend(bend: Tensor, outputs: Tensor, eps: float) -> None:
@@ -108,7 +108,7 @@ def check_gradient(
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(change.shape[1], generator=generator, dtype=torch.float64).to(change)
     expected = change @ weights
-    size = max(1, min(_MOST_POINTS, _AT_ONCE // x[:1].numel()))
+    size = max(1, min(_MAX_POINTS, _AT_ONCE // x[:1].numel()))
     with eval_mode(model), eagerly(model), torch.enable_grad(), differentiable():
         for points, along, target in zip(x.split(size), step.split(size), expected.split(size)):
             leaf = points.detach().clone().requires_grad_()

@@ -91,7 +91,7 @@ def draw(source: Any, split: str, max_points: int = MAX_POINTS, seed: int = 0) -
         source = (getattr(source, f"x_{split}"), getattr(source, f"y_{split}"))
     generator = np.random.default_rng([seed, split == "test"])
     try:
-        with own_randomness(seed, _CPU), _generators_kept(source):
+        with own_randomness(seed, _CPU), _preserve_generators(source):
             points = _draw(source, split, max_points, generator)
     except ExciteError:
         raise
@@ -334,7 +334,7 @@ def _described(batch: Any) -> str:
 
 
 @contextmanager
-def _generators_kept(source: Any) -> Iterator[None]:
+def _preserve_generators(source: Any) -> Iterator[None]:
     """Puts back the state of the random generators that a loader, its sampler, its dataset and their transforms hold."""
     generators: dict[int, Any] = {}
     _collect(source, generators, set(), 4)

@@ -154,7 +154,7 @@ class _Check:
         good = self._checkpoints()
         for path in sorted((self.run / "artifacts").glob("*.json")):
             if (error := _unreadable(path)) is not None:
-                self._add(error, "it is set aside: measure it again", partial(self._set_aside, path))
+                self._add(error, "it is set aside: measure it again", partial(self._move_to_backup, path))
         return self._metrics(good, status == "done")
 
     def _add(self, description: object, remedy: str | None = None, action: Callable[[], Any] | None = None) -> None:
@@ -183,7 +183,7 @@ class _Check:
         good: list[tuple[Checkpoint, int]] = []
         known = checkpoints.find(self.run / "checkpoints")
         for path in sorted({*(self.run / "checkpoints").glob("*.safetensors")} - {c.path for c in known}):
-            self._add(f"{path} is never read: its name is not that of a checkpoint", "it is set aside", partial(self._set_aside, path))  # fmt: skip
+            self._add(f"{path} is never read: its name is not that of a checkpoint", "it is set aside", partial(self._move_to_backup, path))  # fmt: skip
         for checkpoint in known:
             try:
                 good.append((checkpoint, checkpoints.read_with_commits(checkpoint.path)[2]))
@@ -191,7 +191,7 @@ class _Check:
                 self._add(error, None)
             except RunError as error:
                 description = str(error).partition(": delete it")[0]
-                self._add(description, "it is set aside", partial(self._set_aside, checkpoint.path))
+                self._add(description, "it is set aside", partial(self._move_to_backup, checkpoint.path))
         return good
 
     def _metrics(self, good: list[tuple[Checkpoint, int]], done: bool) -> int | None:
@@ -220,15 +220,15 @@ class _Check:
         if reached and not done:
             for checkpoint, needed in good:
                 if needed > commits:
-                    self.actions.append(partial(self._set_aside, checkpoint.path))
+                    self.actions.append(partial(self._move_to_backup, checkpoint.path))
             self._add(description, f"the checkpoint of step {reached[-1].step}, which they reach, is taken")
             return reached[-1].step
         self._add(description, "what is missing stays missing", partial(self._accept, good[-1][1]))
         return last
 
-    # What mends
+    # Repairs
 
-    def _set_aside(self, path: Path) -> None:
+    def _move_to_backup(self, path: Path) -> None:
         target = self.backup / path.relative_to(self.run)
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -236,13 +236,13 @@ class _Check:
 
     def _write(self, name: str, value: Any) -> None:
         if (self.run / name).exists():
-            self._set_aside(self.run / name)
+            self._move_to_backup(self.run / name)
         write_json(self.run / name, value)
 
     def _salvage(self, rows: list[tuple[str, int, float | None, float]]) -> None:
         for name in _DATABASE:
             if (self.run / name).exists():
-                self._set_aside(self.run / name)
+                self._move_to_backup(self.run / name)
         start_metrics(self.run)
         with closing(sqlite3.connect(self.run / "metrics.db")) as connection, connection:
             connection.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", rows)

@@ -25,7 +25,7 @@ from excite.errors import InputError, ModelError
 from excite.wiring.paths import Edge, Graph
 
 Slopes = tuple[float, float]  # left and right of zero
-MOST_UNITS = 20_000
+MAX_UNITS = 20_000
 _SIZES = (1.0, -1.0, 100.0)  # of the random values: the largest of two numbers is the other one where signs change
 _RELU = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 _LEAKY = {F.leaky_relu, F.leaky_relu_, torch._C._nn.leaky_relu, torch._C._nn.leaky_relu_}
@@ -215,8 +215,8 @@ def _run(model: nn.Module, x: Tensor, passed: Sequence[Tensor] | None) -> _Cut:
 def _matrices(cut: _Cut) -> PiecewiseLinear:
     """The Jacobians of the stages' inputs by the leaves, and what remains at zero."""
     sizes = (*(leaf.numel() for leaf in cut.leaves), cut.before[-1].numel())
-    if sum(sizes) > MOST_UNITS:
-        raise ModelError(f"expected at most {MOST_UNITS:,} units in all; this module has {sum(sizes):,}")
+    if sum(sizes) > MAX_UNITS:
+        raise ModelError(f"expected at most {MAX_UNITS:,} units in all; this module has {sum(sizes):,}")
     maps: dict[tuple[int, int], Tensor] = {}
     constants = [torch.zeros(0, dtype=torch.float64)]
     for at, z in enumerate(cut.before):

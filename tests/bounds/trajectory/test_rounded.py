@@ -33,7 +33,7 @@ def test_the_program_rounds_long_coefficients_and_stays_above(
     rng = np.random.default_rng(2)
     columns, new, cost = draw(rng, 60, (30,), 0.5), draw(rng, 20, (30,), 0.5), rng.random(60) + 0.1
     exact = pursue(columns, cost, new, 1.0)
-    monkeypatch.setattr(modular, "MOST_PRIMES", 1)
+    monkeypatch.setattr(modular, "MAX_PRIMES", 1)
     monkeypatch.setattr(modular, "PRIMES", 2)
     near = pursue(columns, cost, new, 1.0)
     assert exact.rounding == 0 < near.rounding < 1e-4

@@ -35,7 +35,7 @@ from excite.lipschitz import largest
 
 Where = Literal["end", "forward"]
 _NAME = "What training reveals, Theorem 3"
-_MOST_PATHS = 2_000_000
+_MAX_PATHS = 2_000_000
 
 
 @renamed_fields(looked="measurements", least="min_output")
@@ -290,13 +290,13 @@ def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limi
     holds = math.isfinite(gamma)
     cost = 0.25 * (1 + (gamma if holds else 0.0)) * run.beta * run.plain
     at_new = patterns(network, new)
-    solution, num_given_up = pursue_some(training_patterns, cost, at_new, limit, 0.25 * steepest(network))
+    solution, num_unresolved = pursue_some(training_patterns, cost, at_new, limit, 0.25 * steepest(network))
     terms = {
         "gamma": gamma,
         "patterns": solution.columns,
         "rank": solution.rank,
         "programs": solution.programs,
-        **num_given_up,
+        **num_unresolved,
     }
     return EmptyRegions(
         "What training reveals, Theorem 2, over dropout patterns",
@@ -314,7 +314,7 @@ def _program(run: DropoutRun, network: ReluNetwork, x: Tensor, new: Tensor, limi
 
 def _covered(training: Patterns, new: Patterns) -> float | None:
     """The fraction of points all of whose paths, one active unit per layer, are paths of some training point; None if too many."""
-    if math.prod(layer.shape[1] for layer in training) > _MOST_PATHS:
+    if math.prod(layer.shape[1] for layer in training) > _MAX_PATHS:
         return None
     union = _paths(training, slice(None)).any(0)
     inside = [not bool((_paths(new, slice(i, i + 1))[0] & ~union).any()) for i in range(len(new[0]))]

@@ -22,7 +22,7 @@ from excite.bounds.trajectory.rounded import rounded
 
 Array = npt.NDArray[Any]
 PRIMES = 5
-MOST_PRIMES = 40  # rationals with more than about 350 bits above and below are not reconstructed
+MAX_PRIMES = 40  # rationals with more than about 350 bits above and below are not reconstructed
 _BLOCK = 64
 
 
@@ -124,7 +124,7 @@ class Grams:
                 coefficients = rationals(residues, primes).reshape(len(pivots), len(new[0]))
                 return pivots, coefficients, np.zeros(len(new[0]))
             except TooLong:
-                if count >= MOST_PRIMES:
+                if count >= MAX_PRIMES:
                     return pivots, *self.kernel.round([layer[pivots] for layer in self.columns], new)
                 count *= 2
 

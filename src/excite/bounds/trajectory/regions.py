@@ -184,14 +184,14 @@ def _through_paths(
     )
     scale = torch.nan_to_num((1 + gamma) * beta * phis, nan=0.0, posinf=0.0)
     try:
-        solution, num_given_up = pursue_some(active, scale, at_new, limit, 0.0, kernel)
+        solution, num_unresolved = pursue_some(active, scale, at_new, limit, 0.0, kernel)
     except TooLong:
         raise InputError(
             "the coefficients of the combinations have too many digits to be exact: pass fewer training points, or a smaller limit"
         ) from None
     terms = {"gamma": gamma, "beta": beta, "xi": 1.0, "phi": float(phis.max()), "patterns": solution.columns, "rank": solution.rank,
-             "programs": solution.programs, "rounding": 0.0, **num_given_up}  # fmt: skip
-    same = among(active, at_new) if num_given_up else torch.from_numpy(solution.same)
+             "programs": solution.programs, "rounding": 0.0, **num_unresolved}  # fmt: skip
+    same = among(active, at_new) if num_unresolved else torch.from_numpy(solution.same)
     values = torch.from_numpy(solution.values)
     return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, (assumption,))
 
@@ -207,13 +207,13 @@ def _theorem_2(
 ) -> EmptyRegions:
     """The program at the points `new`, with the cost of every training point in `scale`."""
     at_new = patterns(network, new)
-    solution, num_given_up = pursue_some(
+    solution, num_unresolved = pursue_some(
         at_training, scale, at_new, limit, steepest(network) * (0.25 if network.sigmoid else 1.0)
     )
-    terms.update({"patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **num_given_up})
+    terms.update({"patterns": solution.columns, "rank": solution.rank, "programs": solution.programs, **num_unresolved})
     terms["rounding"] = solution.rounding
     values = torch.from_numpy(solution.values)
-    same = among(at_training, at_new) if num_given_up else torch.from_numpy(solution.same)
+    same = among(at_training, at_new) if num_unresolved else torch.from_numpy(solution.same)
     return EmptyRegions(_NAME, values, torch.from_numpy(solution.reached), ~same, terms, assumptions)
 
 

@@ -52,7 +52,7 @@ from excite.probes.vital_signs.blocks import has_attention
 from excite.probes.vital_signs.sample import logits_of
 from excite.wiring.normalization import Source, as_trained
 
-_MOST_NAMED = 64  # units of one layer, over a whole training
+_MAX_TRACKED = 64  # units of one layer, over a whole training
 
 
 def effective_rank(rows: Tensor) -> float:
@@ -210,7 +210,7 @@ class Rank(Probe):
         self._deficient[layer] = bad
         changed = [(unit, 1.0) for unit in bad if unit not in before] + [(unit, 0.0) for unit in before - set(bad)]
         for unit, _ in changed:
-            if unit not in named and len(named) < _MOST_NAMED:
+            if unit not in named and len(named) < _MAX_TRACKED:
                 named.append(unit)
         return [(unit, value) for unit, value in changed if unit in named]
 

@@ -197,7 +197,7 @@ class _Norm:
             self.untraceable = "its statistics are frozen, so there is no law in front of it"
             return
         if self.op == "batch_norm":
-            inverse = self._saved(x.detach(), output, is_kept=hooks is None)
+            inverse = self._saved(x.detach(), output, is_saved=hooks is None)
             if inverse is None:
                 return
         elif hooks is not None:  # to keep the input would keep what checkpointing gives up
@@ -207,13 +207,13 @@ class _Norm:
         self._unfinished.add(forward_pass)
         output.register_hook(lambda gradient: self._backward(forward_pass, gradient))
 
-    def _saved(self, x: Tensor, output: Tensor, is_kept: bool) -> Tensor | None:
+    def _saved(self, x: Tensor, output: Tensor, is_saved: bool) -> Tensor | None:
         """1/√(v + ε) of this pass; None where the module computes something else."""
         name = "" if output.grad_fn is None else output.grad_fn.name()
         if not name.startswith(_BATCH_NODES):
             self.untraceable = "it was computed in another way than by torch's batch normalization"
             return None
-        if is_kept:
+        if is_saved:
             return output.grad_fn._saved_result2.detach()  # type: ignore[union-attr, no-any-return]
         variance = x.to(torch.promote_types(x.dtype, torch.float32)).var((0, *range(2, x.dim())), correction=0)
         return (variance + self.module.eps).rsqrt()  # type: ignore[operator]

@@ -43,13 +43,13 @@ class Connection(H11Protocol):
         # asyncio does this only for sockets that name their protocol; else the end of an answer waits 40 ms for an ACK.
         with suppress(OSError, AttributeError):
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if full and not self._make_room():
+        if full and not self._evict():
             transport.write(_BUSY)
             transport.close()
             return
         self._time_request()
 
-    def _make_room(self) -> bool:
+    def _evict(self) -> bool:
         """Close the oldest idle connection of the address that has the most; False if all have a request under way."""
         others = [message for message in self.connections if message is not self and isinstance(message, Connection)]
         counts = Counter(message.address for message in others)
