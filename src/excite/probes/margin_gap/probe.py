@@ -55,8 +55,8 @@ class MarginGap(Probe):
 
     During training a few points are searched, each from the perturbation found last; at the start and at the end, which no budget
     covers, as many as `seconds` allow, at the end with the search of `excite.margins` and its evidence. A search that is not done by
-    then is abandoned: where not even a few points are searched in half of the time, the end is measured like the start. With several
-    processes each measures its part of the points.
+    then is abandoned: where not even a few points are searched in half of the time, the end is measured like the start, as many points as
+    before first. With several processes each measures its part of the points.
 
     Args:
         train: Points (N, ...) and labels (N,) of the training data, or None.
@@ -173,7 +173,8 @@ class MarginGap(Probe):
         def measure() -> dict[str, Margins]:
             end = began + self.seconds
             results = self._within(points_here, self._searcher(ctx.model), end, began + self.seconds / 2)
-            return results or self._within(points_here, self._tracker(ctx.model), end)
+            first = max(map(len, self._perturbations.values()), default=_FIRST)  # there was time for as many before
+            return results or self._within(points_here, self._tracker(ctx.model), end, first=first)
 
         results = self._together(ctx, measure)
         if results is None:
@@ -286,14 +287,19 @@ class MarginGap(Probe):
         return max(1, len(range(rank, count, size)))
 
     def _within(
-        self, num_points: dict[str, int], measure: _Measure, end: float, first_end: float | None = None
+        self,
+        num_points: dict[str, int],
+        measure: _Measure,
+        end: float,
+        first_end: float | None = None,
+        first: int = _FIRST,
     ) -> dict[str, Margins]:
-        """Measures as many of the points as there is time until `end`: a few of each part, which are timed, then more.
+        """Measures as many of the points as there is time until `end`: the first ones of each part, which are timed, then more.
 
-        The first few are abandoned at `first_end`; without them the result is empty.
+        The first ones are abandoned at `first_end`; without them the result is empty.
         """
         max_points = max(num_points.values())
-        done, count, each = 0, min(_FIRST, max_points), 0.0
+        done, count, each = 0, min(first, max_points), 0.0
         results: dict[str, list[Margins]] = {}
         while count > 0 and (count >= min(_FIRST, max_points - done)):
             start, more = time.monotonic(), {}
