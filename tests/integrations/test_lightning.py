@@ -214,7 +214,7 @@ def test_margins_of_the_trainers_loaders_are_in_the_run(tmp_path, capsys):
     trainer(tmp_path, [LightningCallback(tmp_path / "run")], epochs=2).fit(WithValidation(), data(), data(5))
     run = excite.load_run(tmp_path / "run")
     steps, medians = run.series("margin_gap/median/test")
-    assert steps.tolist() == [0, 8]
+    assert (steps[0], steps[-1]) == (0, 8)  # between, as often as there is time for
     assert run.series("margin_gap/accuracy/train")[1][-1] > 0.5
     assert len(run.read_json("margins-inf-train")["values"]) == 32
     assert run.read_json("summary")["accuracy"].keys() == {"train", "test"}
