@@ -157,7 +157,7 @@ def measure(
         right = [(classifier(x).argmax(1) == y).double() for x, y in (train, test)]
     by_class = [float(right[1][test[1] == c].mean()) for c in range(CLASSES)]
     options = SearchOptions(certify=False)
-    seen, unseen = (
+    on_train, on_test = (
         margins(classifier, x[:POINTS], y[:POINTS], bounds=(-1, 1), options=options) for x, y in (train, test)
     )
     accuracy = float(right[1].mean())
@@ -165,11 +165,13 @@ def measure(
         "accuracy_train": float(right[0].mean()),
         "accuracy_test": accuracy,
         "behind": accuracy - min(by_class),
-        "margin_train": seen.median,
-        "margin_test": unseen.median,
-        "gap": seen.gap(unseen, resamples=1).value,
+        "margin_train": on_train.median,
+        "margin_test": on_test.median,
+        "gap": on_train.gap(on_test, resamples=1).value,
     }
-    flags = tuple(f"{part}: {flag}" for part, found in (("training", seen), ("test", unseen)) for flag in found.flags)
+    flags = tuple(
+        f"{split}: {flag}" for split, measured in (("training", on_train), ("test", on_test)) for flag in measured.flags
+    )
     return values, {"by_class": by_class}, flags
 
 

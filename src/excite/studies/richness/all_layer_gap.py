@@ -88,15 +88,19 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         right = [float(((model(x)[:, 0] > 0.5).long() == y).double().mean()) for x, y in parts.values()]
     values, detail, flags = {"accuracy_train": right[0], "accuracy_test": right[1]}, {}, []
     for perturbed, words in SETS.items():
-        seen, unseen = (measure(model, x, y, perturbed) for x, y in parts.values())
+        on_train, on_test = (measure(model, x, y, perturbed) for x, y in parts.values())
         values |= {
-            f"{perturbed}_train": seen.median,
-            f"{perturbed}_test": unseen.median,
-            f"{perturbed}_gap": seen.gap(unseen, resamples=1).value,
+            f"{perturbed}_train": on_train.median,
+            f"{perturbed}_test": on_test.median,
+            f"{perturbed}_gap": on_train.gap(on_test, resamples=1).value,
         }
         at = np.linspace(0, 1, QUANTILES + 1)
-        detail[perturbed] = [[found.quantile(float(q)) for q in at] for found in (seen, unseen)]
-        flags += [f"{words}, {part}: {flag}" for part, found in zip(parts, (seen, unseen)) for flag in found.flags]
+        detail[perturbed] = [[measured.quantile(float(q)) for q in at] for measured in (on_train, on_test)]
+        flags += [
+            f"{words}, {split}: {flag}"
+            for split, measured in zip(parts, (on_train, on_test))
+            for flag in measured.flags
+        ]
     return Outcome(values, detail, tuple(flags))
 
 
@@ -156,10 +160,10 @@ def draw(
     at = np.linspace(0, 1, QUANTILES + 1)
     for axis, (perturbed, words) in zip(figure.subplots(1, 3, sharey=True), SETS.items()):
         for number, (variant, seeds) in enumerate(details.items()):
-            curves = np.array([seed[perturbed] for seed in seeds], dtype=float)  # (seeds, part, quantiles)
-            for part, dashes in enumerate(("-", "--")):
-                label = variant if part == 0 else None
-                axis.plot(curves[:, part].mean(0), 100 * at, dashes, color=COLOURS[number], label=label)
+            curves = np.array([seed[perturbed] for seed in seeds], dtype=float)  # (seeds, split, quantiles)
+            for split, dashes in enumerate(("-", "--")):
+                label = variant if split == 0 else None
+                axis.plot(curves[:, split].mean(0), 100 * at, dashes, color=COLOURS[number], label=label)
         axis.set(xlabel="margin", title=f"perturbed: {words}", xlim=(0, None))
         axis.grid(alpha=0.3)
     figure.axes[0].set_ylabel("images with at most this margin, %")
