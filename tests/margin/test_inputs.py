@@ -1,11 +1,14 @@
 """Options and inputs of `margins`."""
 
+import warnings
+
 import pytest
 import torch
 
 from excite.errors import InputError, ModelError
 from excite.margin.inputs import (
     SearchOptions,
+    check_decisions,
     check_labels,
     check_margin_layers,
     check_options,
@@ -61,3 +64,13 @@ def test_labels_of_other_types_are_converted_or_refused():
     assert check_labels(torch.tensor([[0.0], [1.0]]), x, 1).tolist() == [0, 1]
     with pytest.raises(InputError, match="integer labels"):
         check_labels(torch.tensor([0.0, 1.0]), x, 3)
+
+
+def test_labels_that_the_model_never_decides_for_are_named():
+    f, labels = torch.eye(10)[torch.tensor([7, 5] * 10)], torch.tensor([0, 1] * 10)
+    with pytest.warns(UserWarning, match="10 outputs.* labels 0, 1, classes 5, 7. All margins are 0"):
+        check_decisions(f, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_decisions(f, torch.tensor([0, 5] * 10))
+        check_decisions(f[:6], labels[:6])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,6 +101,24 @@ def check_margin_layers(layers: str | Sequence[str], relative: object, options: 
             f"certify={options.certify!r} bounds changes of the input only: leave it out, or choose layers='input'"
         )
     return checked
+
+
+def check_decisions(f: Tensor, labels: Tensor) -> None:
+    """Warns where none of the decisions by outputs (N, m) is among the labels, which are then hardly those of this model.
+
+    Of fewer points than 20 all may just be wrong.
+    """
+    decided, given = (tensor.unique().tolist() for tensor in (f.argmax(1), labels))
+    if len(f) >= 20 and not set(decided) & set(given):
+        warnings.warn(
+            f"the model has {f.shape[1]} outputs, and no label is among the classes it decides for: labels {_listed(given)}, classes "
+            f"{_listed(decided)}. All margins are 0; pick the outputs of the labels with output=, or relabel the data",
+            stacklevel=5,
+        )
+
+
+def _listed(classes: list[int]) -> str:
+    return ", ".join(str(label) for label in classes[:5]) + (", …" if len(classes) > 5 else "")
 
 
 def check_points(x: Any, integers: bool = False) -> Tensor:

@@ -27,10 +27,11 @@ from excite._core.preserve import eval_mode
 from excite.errors import ModelError
 from excite.margin.batches import TARGETS, BatchedSearch, default_batch, default_restarts, has_few_elements
 from excite.margin.budget import Effort, affordable, left_out, passes_in
-from excite.margin.certificates.bounds import certified, exact_margins
+from excite.margin.certificates.bounds import RANDOM_MODEL, certified, exact_margins
 from excite.margin.evidence import Evidence, gather
 from excite.margin.inputs import (
     SearchOptions,
+    check_decisions,
     check_labels,
     check_margin_layers,
     check_options,
@@ -163,13 +164,15 @@ def _prepare(
     x = check_points(x, integers=layers != "input")
     limits = points_within(bounds, x)
     size = default_batch(x) if batch is None else check_count(batch, "batch")
-    decision = _mean_if_random(decision, x) if layers == "input" else decision
+    decision = _mean_if_random(decision, x, options.certify) if layers == "input" else decision
     f = _outputs(decision.model, x, decision.output, size)
     classes = check_outputs(f, x)
     f = f.reshape(len(x)) if classes == 1 else f
     decision = replace(decision, labels=check_labels(decision.labels, x, classes), classes=classes)
     if layers == "input":
         decision = replace(decision, channels_last=_runs_channels_last(decision, x, f))
+    if classes > 2:
+        check_decisions(f, decision.labels)
     problem = MarginProblem(decision, x, make_constraint(x, norm, limits))
     return BatchedSearch(problem, f, size, options.steps, options.seed), limits
 
@@ -263,8 +266,12 @@ def _phase(progress: Progress | None, k: int) -> Progress | None:
     return lambda done, total: progress(done + k * total, 2 * total)
 
 
-def _mean_if_random(decision: Decision, x: Tensor) -> Decision:
-    """The decision, or that of the mean of several outputs where two passes of the model differ; warns then."""
+def _mean_if_random(decision: Decision, x: Tensor, certify: bool | str) -> Decision:
+    """The decision, or that of the mean of several outputs where two passes of the model differ; warns then.
+
+    Raises:
+        ModelError: if they differ and a certificate was asked for by name.
+    """
     output = decision.output
 
     def pick(returned: object) -> Tensor:
@@ -272,6 +279,8 @@ def _mean_if_random(decision: Decision, x: Tensor) -> Decision:
 
     if not is_random(decision.model, pick, x[:16]):
         return decision
+    if isinstance(certify, str):
+        raise ModelError(f"certify={certify!r}: {RANDOM_MODEL}: fix its random draws, or leave certify out")
     warnings.warn(
         f"the model is not deterministic: two passes of the same points differ. Margins are those of the mean of {DRAWS} outputs, "
         "and not trusted; fix its random draws to measure it as it is",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from excite.errors import ModelError
 from excite.margin import SearchOptions, margins
 from excite.margin.batches import _noise
 from excite.margin.problem import Decision
@@ -82,6 +83,10 @@ def test_models_that_are_not_deterministic_are_named() -> None:
     with pytest.warns(UserWarning, match="not deterministic"):
         found = margins(model, x, y, options=SearchOptions(steps=10, restarts=2))
     assert found.evidence.draws == DRAWS
+    assert found.lower is None
+    assert "not deterministic" in found.certified_why
+    with pytest.raises(ModelError, match="certify='linear': no bound holds for a model that is not deterministic"):
+        margins(model, x, y, options=SearchOptions(certify="linear"))
     assert not found.trusted
     assert any("not deterministic" in flag for flag in found.flags)
     # the mean of eight draws is off by 0.01/√8 or so at a time, and the smallest of many counts: within five times the noise

@@ -14,6 +14,7 @@ from excite.margin.batches import BatchedSearch
 from excite.margin.certificates.lipschitz_radii import certified_radii, check_against, known_constant
 from excite.margin.inputs import SearchOptions
 from excite.margin.problem import AdversarialPerturbations, MarginProblem
+from excite.margin.reliability.surrogates import MeanOutputs
 from excite.margin.result import Margins
 from excite.margin.search import to_boundary
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from excite.margin.certificates.linear_bounds import Method
 
 _NAMES = {"interval": "interval bounds of the network", "linear": "linear relaxation of the network"}
+RANDOM_MODEL = "no bound holds for a model that is not deterministic"
 
 
 def certified(result: Margins, problem: MarginProblem, f: Tensor, options: SearchOptions) -> Margins:
@@ -30,6 +32,8 @@ def certified(result: Margins, problem: MarginProblem, f: Tensor, options: Searc
         ModelError: if a kind was asked for by name that the model does not have, with the operator that is in the way.
         InputError: if the constant of the user's is too small.
     """
+    if isinstance(problem.decision.model, MeanOutputs):
+        return replace(result, certified_why=RANDOM_MODEL)
     result = _by_constant(result, problem, f, options)
     if options.certify == "lipschitz" and result.certified is None:
         raise ModelError(result.certified_why)
