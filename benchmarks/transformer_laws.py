@@ -104,7 +104,7 @@ def main() -> None:
         model, x = transformer(family)
         print(f"\n### {TITLES[family]}\n\n| squares of | minus squares of | law | why |\n| --- | --- | --- | --- |")
         for row in rows(excite.trace(model, x, output="logits").groups):
-            print(f"| {' | '.join(row)} |")
+            print(f"| {' | '.join(cell or '·' for cell in row)} |")
         if check:
             for kernel in ("sdpa", "eager"):
                 model, x = transformer(family, kernel, layers=2)

@@ -112,6 +112,14 @@ def test_activation_is_named_as_written():
     assert why == "new_gelu between blocks.1.up and blocks.1.down is not positively homogeneous"
 
 
+def test_what_the_last_block_adds_is_named_by_its_block():
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    wiring = excite.trace(model, {"src": torch.randn(2, 3, 8), "tgt": torch.randn(2, 4, 8)})
+    roles = {layer.name: layer.role for layer in wiring.layers}
+    assert roles["decoder.layers.0.self_attn.out_proj"] == "decoder layer 0, self_attn, output"
+    assert roles["decoder.layers.0.linear2"] == "decoder layer 0, MLP out"
+
+
 def test_printed_roles():
     text = str(excite.trace(Decoder(), TOKENS))
     assert "layer 1, query, key and value" in text
@@ -139,3 +147,4 @@ def test_roles_of_transformers(family, expected):
     model, x = transformer(family, layers=2)
     roles = [layer.role for layer in excite.trace(model, x, output="logits").layers]
     assert [role for role in roles if role.startswith("layer 1, ")] == [f"layer 1, {part}" for part in expected]
+    assert (roles[0] == "patch embedding") == (family == "vit")

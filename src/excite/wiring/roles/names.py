@@ -165,12 +165,11 @@ def _feedforward(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str
 def _outputs(provenance: Provenance, roles: WeightRoles) -> None:
     for origin in provenance.outputs[:1]:
         for use in _makers(provenance, origin):
-            if not roles.layers.get(use.layer, "").startswith("layer"):
-                roles.layers[use.layer] = "output"
+            roles.layers.setdefault(use.layer, "output")  # blocks that add to the stream have roles of their own
 
 
 def _embeddings(provenance: Provenance, roles: WeightRoles, parameters: Mapping[str, str]) -> None:
-    """Embeddings; one that is tied to the output layer is both."""
+    """Embeddings, also of patches; one that is tied to the output layer is both."""
     weights = {use.slot.source.path: use.layer for use, read, _ in provenance.calls if use.inp is not None}
     for path, role in parameters.items():
         embedding = role == "embedding" or path in {u.slot.source.path for u, _, _ in provenance.calls if u.inp is None}
@@ -182,6 +181,9 @@ def _embeddings(provenance: Provenance, roles: WeightRoles, parameters: Mapping[
             roles.layers[weights[path]] = roles.by_path[path] = f"{label}, tied to the output"
         else:
             roles.by_path[path] = label
+    for path, layer in weights.items():
+        if "patch" in path.lower():
+            roles.layers.setdefault(layer, "patch embedding")
 
 
 _EMBEDDINGS = {
