@@ -1,5 +1,6 @@
 """Running a model leaves its buffers, modes and the random state as they were."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,10 +10,12 @@ from excite._core.preserve import (
     device_of,
     eval_mode,
     ignore_probes,
+    modules_of,
     preserve_state,
     probes_ignored,
 )
 from models import same_state, state_of
+from transformer_zoo import NAMES, make
 
 
 def network():
@@ -66,3 +69,24 @@ def test_a_random_state_knows_whether_numbers_were_drawn():
     assert state.moved()
     state.restore()
     assert not state.moved()
+
+
+class Shared(nn.Module):
+    """A layer that two modules hold, one place that is empty, and a module that holds its parent's sibling."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+        self.second, self.empty = nn.Sequential(self.first[0], nn.Tanh(), self.first), None
+        self.register_module("none", None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_of_transformers(name):
+    model = make(name).model
+    assert modules_of(model) == list(model.modules())
+
+
+def test_modules_that_are_shared_come_once():
+    model = Shared()
+    assert modules_of(model) == list(model.modules())

@@ -9,9 +9,31 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from excite._core.modules import modules_of
-
 _local = threading.local()
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """`list(model.modules())`, in a third of the time: not by a generator inside a generator for each level.
+
+    Args:
+        model: The model.
+
+    Example:
+        >>> from torch import nn
+        >>> from excite._core.preserve import modules_of
+        >>> [type(module).__name__ for module in modules_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))]
+        ['Sequential', 'Linear', 'ReLU']
+    """
+    modules: list[nn.Module] = []
+    visited: set[nn.Module] = set()
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in visited:
+            visited.add(module)
+            modules.append(module)
+            waiting += [child for child in reversed(module._modules.values()) if child is not None]
+    return modules
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 
-from excite._core.modules import modules_of
+from excite._core.preserve import modules_of
 from excite.errors import ModelError
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}

@@ -21,8 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from excite._core.calls import Batch, call, own_copy
 from excite._core.intercept.affine import clean_path
-from excite._core.modules import modules_of
-from excite._core.preserve import eval_mode, preserve_state
+from excite._core.preserve import eval_mode, modules_of, preserve_state
 
 # "example": mean and variance of the measured batch; "running": running statistics, because the normalization is in
 # evaluation mode (frozen); "few": running statistics, because the batch has one value per channel.

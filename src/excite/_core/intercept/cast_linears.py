@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from excite._core.modules import modules_of
-from excite._core.preserve import device_of
+from excite._core.preserve import device_of, modules_of
 from excite._core.wrappers import is_sharded
 
 _ALIGNED = 256  # numbers
