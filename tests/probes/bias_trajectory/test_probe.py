@@ -500,6 +500,24 @@ def test_the_closer_look_waits_for_a_pass_that_is_trained_on():
     assert looks == [True] * 4
 
 
+def test_images_of_other_sizes_have_updates_and_bounds_are_of_those_that_fit():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    measured = []
+    probe = Trajectory(Every(1), bounds_every=2)
+    with excite.watch(model, torch.randn(4, 1, 8, 8), optimizer=optimizer, probes=[probe], strict=True) as watch:
+        measure = probe.measure
+        probe.measure = lambda ctx: measured.append(found := measure(ctx)) or found
+        for size in (6, 8, 9, 9, 8):
+            loss = model(torch.randn(4, 1, size, size)).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    assert ["lipschitz/0" in values for values in measured[:5]] == [False, True, False, False, True]
+    assert all(math.isfinite(values["mean/0"]) for values in measured[:5])
+
+
 class Noisy(nn.Module):
     def __init__(self):
         super().__init__()

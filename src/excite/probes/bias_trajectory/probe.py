@@ -222,9 +222,11 @@ class Trajectory(Probe):
         return self._due
 
     def _inspect(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
-        """Lemma 1 for the samples of one pass, with the weights they met."""
-        self._due = False
+        """Lemma 1 for the samples of one pass, with the weights they met; a pass of samples of another size is passed over."""
         operator = self._operators[site.name]
+        if gradient.movedim(site.axis, 0).shape[1:] != operator.outputs():
+            return
+        self._due = False
         if self.max_samples is not None:
             gradient, errors = (
                 gradient.narrow(site.axis, 0, min(self.max_samples, len(errors))),
