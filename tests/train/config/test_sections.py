@@ -67,6 +67,19 @@ def test_held_out_belongs_to_auto(change: dict[str, Any]) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_budget": "shared"},
+        {"hidden_norm": "2", "hidden_budget": "shared", "hidden_random_start": True},
+        {"hidden_once": True, "hidden_random_start": True},
+    ],
+)
+def test_options_of_hidden_layers_that_do_not_fit(change: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="hidden_random_start"):
+        parse_config({**BASE, "adversarial": {"radius": 0.1, "hidden_radius": 0.01, **change}})
+
+
 @pytest.mark.parametrize("hidden_radius", ["auto", 0.0])
 def test_stages_need_a_hidden_radius(hidden_radius: object) -> None:
     held_out = {"held_out": 10} if hidden_radius == "auto" else {}

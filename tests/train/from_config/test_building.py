@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from excite.errors import InputError
+from excite.excitation import AdversarialTraining, HiddenOptions
 from excite.margin import SearchOptions
 from excite.train.config import DataConfig, parse_config
-from excite.train.from_config import find_device, load_data, train
+from excite.train.from_config import build_excitation, build_model, find_device, load_data, train
 from excite.train.from_config.building import held_out_points, training_data
 
 MOONS: dict[str, Any] = {
@@ -35,6 +36,23 @@ def test_every_kind_of_excitation_changes_the_weights(tmp_path: Path, excitation
     plain = train({**MOONS, "watch": False}, tmp_path / "plain").load_checkpoint()[1]["model"]
     excited = train({**MOONS, "watch": False, "excitation": excitation}, tmp_path / "run").load_checkpoint()[1]["model"]
     assert not all(torch.equal(plain[k], excited[k]) for k in plain)
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        ({}, HiddenOptions()),
+        ({"hidden_norm": 2, "hidden_budget": "shared"}, HiddenOptions("2", "shared")),
+        ({"hidden_random_start": True, "hidden_fraction": 0.5}, HiddenOptions(random_start=True, fraction=0.5)),
+        ({"hidden_once": True}, HiddenOptions(once=True)),
+    ],
+)
+def test_options_of_hidden_layers(keys: dict[str, Any], options: HiddenOptions) -> None:
+    config = parse_config({**MOONS, "adversarial": {"radius": 0.1, "hidden_radius": 0.01, **keys}})
+    data = load_data(config.data)
+    built = build_excitation(config, build_model(config, data), data)
+    assert isinstance(built, AdversarialTraining)
+    assert built.hidden == options
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "adam"}, {"name": "adamw", "weight_decay": 0.1, "betas": [0.5, 0.9]}])

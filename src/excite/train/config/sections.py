@@ -136,6 +136,9 @@ class AdversarialConfig(_Section):
     layers: Literal["all"] | list[str] = "all"
     hidden_radius: Literal["auto"] | NotNegative | dict[str, NotNegative] = 0.0
     hidden_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of each batch, the samples with the smallest error
+    hidden_norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)] = "inf"
+    hidden_budget: Literal["layer", "shared"] = "layer"
+    hidden_random_start: bool = False
     hidden_once: bool = False  # hidden layers move in the last step of the search alone
     hidden_stages: Annotated[int, Field(ge=2)] | None = None  # of hidden_radius: with 2 it begins at half of training
     held_out: Count | None = None  # training points that are not trained on, for hidden_radius = "auto"
@@ -147,7 +150,12 @@ class AdversarialConfig(_Section):
     free: bool = False  # an update of the weights after every step of the search
 
     @model_validator(mode="after")
-    def _no_search_for_free(self) -> AdversarialConfig:
+    def _options_fit(self) -> AdversarialConfig:
+        shared, once = self.hidden_budget == "shared", self.hidden_once
+        if (shared and self.hidden_norm != "2") or ((shared or once) and self.hidden_random_start):
+            raise ValueError(
+                "hidden_budget = 'shared' with hidden_norm = '2'; it and hidden_once without hidden_random_start"
+            )
         if self.free and (self.awp > 0 or self.keep_best or self.hidden_once):
             raise ValueError("free without awp, keep_best and hidden_once, which need a search")
         return self

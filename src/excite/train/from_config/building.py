@@ -87,7 +87,11 @@ def build_excitation(
             hidden_radius=hidden if adversarial.hidden_stages is None else Stages(hidden, adversarial.hidden_stages),
             trades=adversarial.trades, keep_best=adversarial.keep_best, held_out=held_out,
             gap_target=adversarial.gap_target, gap_every=adversarial.gap_every,
-            hidden=HiddenOptions(fraction=adversarial.hidden_fraction, once=adversarial.hidden_once), **target,
+            hidden=HiddenOptions(
+                adversarial.hidden_norm, adversarial.hidden_budget, adversarial.hidden_random_start, adversarial.hidden_fraction,
+                adversarial.hidden_once,
+            ),
+            **target,
         )  # fmt: skip
     if excitation is None:
         return PersistentExcitation(model, 0.0, **target)
