@@ -214,6 +214,17 @@ def test_benchmarks_print_figures_of_the_docs():
     assert [name for name in sources if f"benchmarks.{name}" not in text and name not in imported] == []
 
 
+@pytest.mark.slow
+def test_benchmarks_import_names_that_exist():
+    code = (
+        "import importlib, pkgutil, benchmarks\n"
+        "for module in pkgutil.walk_packages(benchmarks.__path__, 'benchmarks.'):\n"
+        "    module.name.endswith('__main__') or importlib.import_module(module.name)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_class_names_stand_in_one_module():
     homes: dict[str, list[str]] = {}
     for path in modules():
