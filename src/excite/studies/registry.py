@@ -41,6 +41,7 @@ from excite.studies.beyond.consequences import STUDY as consequences
 from excite.studies.invariances.conservation import STUDY as conservation
 from excite.studies.invariances.low_rank import STUDY as low_rank
 from excite.studies.invariances.reduced_alignment import STUDY as reduced_alignment
+from excite.studies.invariances.image_alignment import STUDY as image_alignment
 from excite.studies.invariances.decomposition import STUDY as decomposition
 from excite.studies.invariances.conservation_real import STUDY as conservation_real
 from excite.studies.study import Study

@@ -339,6 +339,6 @@ STUDY = Study(
         "Channels without a law (for example a stream to which the model's input is added) are left out.",
     ),
     asks="conserved in real training?",
-    seconds={"quick": 58},
+    seconds={"quick": 42},
     sources=("invariances:appendix F",),
 )

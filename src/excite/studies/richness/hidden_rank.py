@@ -194,6 +194,6 @@ STUDY = Study(
         "data are also twice the steps.",
     ),
     asks="how few directions are used?",
-    seconds={"quick": 160, "paper": 17500},
+    seconds={"quick": 60, "paper": 17500},
     sources=("richness:figure 1",),
 )

@@ -267,6 +267,6 @@ STUDY = Study(
         "The authors' program halves the loss and divides update t by the reciprocal error of step t − 1; here it is as printed.",
     ),
     asks="trajectory by architecture",
-    seconds={"quick": 280, "paper": 3400},
+    seconds={"quick": 220, "paper": 3400},
     sources=("reveals:figure 8",),
 )
