@@ -230,7 +230,7 @@ STUDY = Study(
         "It divides the variance by the squared learning rate; here it is the variance of Corollary 2.",
     ),
     asks="trajectory with wrong labels",
-    seconds={"quick": 410, "short": 19_500, "paper": 173_000},
+    seconds={"quick": 285, "short": 19_500, "paper": 173_000},
     sources=(
         "reveals:figure 2",
         "reveals:figure 3c",
