@@ -9,7 +9,7 @@ import excite
 from excite.probes import CriticalSharpness, Every
 from excite.probes.base import StepContext
 from excite.probes.vital_signs.critical_sharpness import critical_factor, default_loss
-from transformer_zoo import make
+from transformer_zoo import NAMES, make
 
 
 def quadratic(output, batch):
@@ -69,6 +69,40 @@ def test_adam_has_the_limit_of_38_over_the_rate():
     multiples = [0.5, 1.25, 3.125, 7.8125]
     expected = critical_factor(multiples, [loss(c) - loss(0) for c in multiples])
     assert found.get("factor") == (None if expected is None else pytest.approx(expected, rel=1e-8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_factor_is_that_of_a_slow_version(name):
+    zoo = make(name)
+    batch = zoo.example[:2]
+
+    def loss(output, given):
+        return (output if isinstance(output, torch.Tensor) else output.logits).square().mean()
+
+    def at(c):
+        moved = {path: old + c * (new[path] - old) for path, old in before.items()}
+        with torch.no_grad():
+            return float(loss(torch.func.functional_call(zoo.model, moved, (batch,)), batch))
+
+    zoo.model.eval()
+    optimizer = torch.optim.SGD(zoo.model.parameters(), lr=1e-3)
+    probe = CriticalSharpness(Every(1), loss=loss)
+    probe.attach(StepContext(zoo.model, 0, example=zoo.example, optimizer=optimizer))
+    measured = {}
+    for step in range(1, 9):  # until the multiples bracket the factor
+        probe.announce(True)
+        before = {path: p.detach().clone() for path, p in zoo.model.named_parameters()}
+        optimizer.zero_grad()
+        loss(zoo.model(batch), batch).backward()
+        optimizer.step()
+        new, multiples = dict(zoo.model.named_parameters()), [probe._factor * c for c in (0.25, 0.625, 1.5625, 3.90625)]
+        measured = probe.measure(StepContext(zoo.model, step, example=zoo.example, optimizer=optimizer))
+        if "factor" in measured:
+            break
+    expected = critical_factor(multiples, [at(c) - at(0) for c in multiples])
+    assert measured["factor"] == pytest.approx(expected, rel=1e-10)
+    assert measured["critical"] == pytest.approx(2 / (1e-3 * expected), rel=1e-10)
 
 
 def test_a_factor_that_is_not_bracketed_is_none():
