@@ -108,10 +108,10 @@ def check_decisions(f: Tensor, labels: Tensor) -> None:
 
     Of fewer points than 20 all may just be wrong.
     """
-    decided, given = (tensor.unique().tolist() for tensor in (f.argmax(1), labels))
-    if len(f) >= 20 and not set(decided) & set(given):
+    decided, labelled = (tensor.unique().tolist() for tensor in (f.argmax(1), labels))
+    if len(f) >= 20 and not set(decided) & set(labelled):
         warnings.warn(
-            f"the model has {f.shape[1]} outputs, and no label is among the classes it decides for: labels {_listed(given)}, classes "
+            f"the model has {f.shape[1]} outputs, and no label is among the classes it decides for: labels {_listed(labelled)}, classes "
             f"{_listed(decided)}. All margins are 0; pick the outputs of the labels with output=, or relabel the data",
             stacklevel=5,
         )

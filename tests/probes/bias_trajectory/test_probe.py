@@ -500,7 +500,7 @@ def test_the_closer_look_waits_for_a_pass_that_is_trained_on():
     assert looks == [True] * 4
 
 
-def test_images_of_other_sizes_have_updates_and_bounds_are_of_those_that_fit():
+def test_bounds_are_of_images_of_the_size_of_the_example():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

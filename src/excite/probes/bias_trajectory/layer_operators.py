@@ -79,7 +79,6 @@ class LayerOperator:
         self.site = site
         self.last: Estimate | None = None  # where the last search for the largest singular value ended
         self._noise: Tensor | None = None
-        self._outputs: torch.Size | None = None
 
     def _bound(self, count: int = 1) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """x ↦ A x (plus what comes of zero) for samples on the first axis, with the weight as it is now; and `count` zeros."""
@@ -105,14 +104,6 @@ class LayerOperator:
     def _zeros(self, weight: Tensor) -> Tensor:
         shape = [n for i, n in enumerate(self.site.shape) if i != self.site.in_axis]
         return weight.new_zeros(1, *shape, dtype=torch.promote_types(weight.dtype, torch.float32))
-
-    def outputs(self) -> torch.Size:
-        """Shape of A x of one sample."""
-        if self._outputs is None:
-            with torch.no_grad():
-                run, zeros = self._bound()
-                self._outputs = run(zeros).shape[1:]
-        return self._outputs
 
     def apply(self, x: Tensor) -> Tensor:
         """A x, (k, inputs...) -> (k, outputs...)."""

@@ -224,7 +224,7 @@ class Trajectory(Probe):
     def _inspect(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met; a pass of samples of another size is passed over."""
         operator = self._operators[site.name]
-        if gradient.movedim(site.axis, 0).shape[1:] != operator.outputs():
+        if gradient.movedim(site.axis, 0).shape[1:] != site.out_shape:
             return
         self._due = False
         if self.max_samples is not None:

@@ -33,7 +33,7 @@ class TracedLayer:
     """One affine call z = A x + b.
 
     `module` is the path of the module that returns z, at its `turn`-th call in one forward pass; None for a bare functional call.
-    `axis` is the batch axis of z, `in_axis` that of x, `shape` x for two samples.
+    `axis` is the batch axis of z, `in_axis` that of x; `shape` is that of x for two samples, `out_shape` that of z for one.
     """
 
     name: str
@@ -42,6 +42,7 @@ class TracedLayer:
     axis: int
     in_axis: int
     shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
     bias: str | None  # path of the bias, if it is a parameter
     trained: bool  # whether training computes a gradient at z
     call: AffineCall = field(repr=False, compare=False)
@@ -172,6 +173,7 @@ def _site(two: _RecordedCall, three: _RecordedCall | None, names: Names) -> Trac
         axis,
         in_axis,
         tuple(call.input.shape),
+        tuple(n for i, n in enumerate(two.output.shape) if i != axis),
         _bias(call, names),
         two.output.requires_grad,
         call.without_input(detached=not live),
