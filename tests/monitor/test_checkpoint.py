@@ -70,7 +70,9 @@ def test_with_a_factory(tmp_path, checkpoint):
 
 
 def test_what_is_missing_is_said_before_the_training(tmp_path):
-    with pytest.warns(UserWarning, match=r"checkpoint: .*Net\(\) without arguments builds another model"):
+    with pytest.warns(
+        UserWarning, match=r"checkpoint: .*Net\(\) without arguments builds another model.*pass checkpoint="
+    ):
         watch = excite.watch(Net(7), run=tmp_path / "run", probes=[Loss()], checkpoint=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -80,5 +80,6 @@ def make_saver(checkpoint: Any, model: nn.Module, run: object) -> WeightSaver | 
     every = passed.get("every")
     source = model_source(model, passed.get("factory"), passed.get("options"))
     if source.factory is None and rank_and_size()[0] == 0:
-        warn_user(f"checkpoint: {not_rebuilt(source)}")  # before the training, not after it
+        advice = "pass checkpoint='module:function', or checkpoint={'factory': …, 'options': …}"
+        warn_user(f"checkpoint: {not_rebuilt(source, advice)}")  # before the training, not after it
     return WeightSaver(source, None if every is None else check_count(every, "checkpoint: every"))

@@ -39,11 +39,11 @@ class StoredWeights:
     source: ModelSource
 
 
-def not_rebuilt(source: ModelSource) -> str:
-    """The line that says what is missing to build a model again."""
+def not_rebuilt(source: ModelSource, advice: str = "pass factory='module:function' and options") -> str:
+    """The line that says what is missing to build a model again, and where to pass it."""
     return (
-        f"the weights are stored without a way to build the model ({source.missing}): pass factory='module:function' and options, "
-        "or load them with --model MODULE:FACTORY"
+        f"the weights are stored without a way to build the model ({source.missing}): {advice}, or load them with "
+        "--model MODULE:FACTORY"
     )
 
 
