@@ -125,7 +125,7 @@ def as_trained(model: nn.Module, batch: Batch) -> Iterator[TrainingStatistics]:
     """The function that training changes, without its noise: no dropout, and statistics of the batch for normalizations.
 
     A normalization in evaluation mode (frozen, or the whole model is) keeps its running statistics, and so does one that
-    gets one value per channel. For what is deployed use `evaluating`. The model is left as it was.
+    gets one value per channel. For what is deployed use `eval_mode`. The model is left as it was.
     """
     modules = modules_of(model)
     trained = {id(module.running_mean) for module in modules if isinstance(module, _NormBase) and module.training} - {

@@ -36,7 +36,7 @@ _Key = tuple[float, float, float, float]  # rate, decay, decay beside the moment
 class StepRecord:
     """One step, to be added to the ledger: row sums of products, and what each counts for in each term.
 
-    Parameters that are trained alike share their coefficients: `owner` says for every parameter which of `forms` and
+    Parameters that are trained alike share their coefficients: `form_of` says for every parameter which of `forms` and
     `rates` are its own. `terms` are those of `NormTerms`; `missing` are the laws whose terms are not known. `rounding`: relative
     errors of what the optimizer computes of its settings, in general and in 1 − ηλ. `passes`: the machine epsilon of autocast,
     where the gradients were computed under it. `motions`: by form, the settings of SGD from which laws can be integrated.
