@@ -47,3 +47,14 @@ def test_the_walks_name_files_and_functions_that_exist():
         text = "".join(path.read_text() for path in paths)
         for name in re.findall(r"`(.+?)`", functions):
             assert f"def {name}(" in text, (files, name)
+
+
+def test_the_walks_name_functions_that_exist():
+    page = (ROOT / "docs/development/architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.*?) \| (.*?) \| .* \|$", page, re.MULTILINE)
+    assert len(rows) > 20
+    missing = []
+    for files, functions in rows:
+        source = "".join((ROOT / "src/excite" / file).read_text() for file in re.findall(r"`([\w/]+\.py)`", files))
+        missing += [name for name in re.findall(r"`(\w+)`", functions) if not re.search(rf"\bdef {name}\b", source)]
+    assert missing == []

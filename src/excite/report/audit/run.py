@@ -45,7 +45,7 @@ from excite.train.predictions import accuracy, decisions
 
 NORMS: tuple[Literal["2", "inf"], ...] = ("2", "inf")
 _MAX_CLASSES = 10**6
-STAGES = {"layers and units": 0, "theorems": 20, "steepness": 50, "margins": 60}  # in percent of the time
+STAGES = {"layers and units": 0, "theorems": 20, "Lipschitz constants": 50, "margins": 60}  # in percent of the time
 
 
 @model_errors
@@ -125,7 +125,7 @@ def _measure(
     classes = len(saved.data.classes)
     target = AuditTarget(saved.model, x, y, len(saved.data.x_train), classes, setup, saved.threshold)
     theorems, not_applicable = apply_theorems(target)
-    report("steepness", STAGES["steepness"], 100)
+    report("Lipschitz constants", STAGES["Lipschitz constants"], 100)
     inputs = {split: pair[0] for split, pair in by_split.items()}
     constants = tuple(lipschitz_constants(saved.model, inputs, norm) for norm in NORMS)
     measured, margins_why = _margins(saved, min(points, margin_points), with_margins, report)
