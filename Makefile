@@ -76,6 +76,7 @@ statements: venv
 pictures: venv
 	$(BIN)/python tools/screenshots.py
 	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/language_pictures.py
 
 # Attacks that `python -m benchmarks.attackbench` and `python -m benchmarks.autoattack` compare with, in a folder of their own and
 # without what they require: they would install another torch, and torchvision and visdom, which these attacks do not use.

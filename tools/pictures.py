@@ -1,6 +1,6 @@
 """Pictures of the guides in docs/images: list, rank, compare, audit, probe, processes and data, from small trainings on digits.
 
-`make pictures` runs this and tools/screenshots.py (about two minutes on a CPU). It needs Chromium and playwright.
+`make pictures` runs this, tools/screenshots.py and tools/language_pictures.py (some minutes on a CPU). It needs Chromium and playwright.
 """
 
 from __future__ import annotations
