@@ -60,7 +60,10 @@ def seeded():
 
 def without_time_limit(monkeypatch, function):
     """The default of `seconds` becomes a year: not infinite, since solvers and timeouts take finite numbers only."""
-    year, defaults = 3e7, {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    year, defaults = (
+        3e7,
+        {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()},
+    )
     if "seconds" in (function.__kwdefaults__ or {}):
         monkeypatch.setitem(function.__kwdefaults__, "seconds", year)
     else:

@@ -19,7 +19,7 @@ class HandAttention(nn.Module):
         self.qkv, self.out, self.heads, self.how = nn.Linear(width, 3 * width), nn.Linear(width, width), heads, how
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         if self.how == "kernel":
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -88,7 +88,7 @@ def _gpt2() -> Any:
         n_layer=2, n_head=2, n_embd=8, vocab_size=VOCABULARY, n_positions=16, bos_token_id=0, eos_token_id=0
     )
     names = [f"transformer.h.{i}" for i in range(2)]
-    return GPT2LMHeadModel(config), _ids(), names, [f"{one}.attn" for one in names], True
+    return GPT2LMHeadModel(config), _ids(), names, [f"{name}.attn" for name in names], True
 
 
 def _llama() -> Any:
@@ -97,7 +97,7 @@ def _llama() -> Any:
     config = LlamaConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=24,
                          vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0)  # fmt: skip
     names = [f"model.layers.{i}" for i in range(2)]
-    return LlamaForCausalLM(config), _ids(), names, [f"{one}.self_attn" for one in names], True
+    return LlamaForCausalLM(config), _ids(), names, [f"{name}.self_attn" for name in names], True
 
 
 def _bert() -> Any:
@@ -107,7 +107,7 @@ def _bert() -> Any:
         num_hidden_layers=2, num_attention_heads=2, hidden_size=8, intermediate_size=16, vocab_size=VOCABULARY
     )
     names = [f"bert.encoder.layer.{i}" for i in range(2)]
-    return BertForMaskedLM(config), _ids(), names, [f"{one}.attention.self" for one in names], False
+    return BertForMaskedLM(config), _ids(), names, [f"{name}.attention.self" for name in names], False
 
 
 def _vit() -> Any:
@@ -128,13 +128,13 @@ def _vit() -> Any:
     attention = [
         path for path, module in model.named_modules() if type(module).__name__ in ("ViTSelfAttention", "ViTAttention")
     ]
-    attention = [one for one in attention if not any(other.startswith(f"{one}.") for other in attention)]
+    attention = [name for name in attention if not any(other.startswith(f"{name}.") for other in attention)]
     return model, pixels, names, attention, False
 
 
 def _hand(how: str) -> Any:
     names = ["blocks.0", "blocks.1"]
-    return HandGPT(how), _ids(), names, [f"{one}.attention" for one in names], True
+    return HandGPT(how), _ids(), names, [f"{name}.attention" for name in names], True
 
 
 _MAKERS: dict[str, Any] = {
@@ -168,14 +168,14 @@ def captured(model: nn.Module, paths: list[str], example: Any) -> tuple[dict[str
 
 def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """(sequences, heads, tokens, width) of queries and of the keys of every query head, from the input of an attention module."""
-    kind = type(module).__name__
-    if kind == "GPT2Attention":
+    class_name = type(module).__name__
+    if class_name == "GPT2Attention":
         q, k, _ = module.c_attn(x).split(module.embed_dim, -1)
         heads, groups = module.num_heads, module.num_heads
-    elif kind == "HandAttention":
+    elif class_name == "HandAttention":
         q, k, _ = module.qkv(x).chunk(3, -1)
         heads, groups = module.heads, module.heads
-    elif kind == "LlamaAttention":
+    elif class_name == "LlamaAttention":
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
         heads, groups = module.config.num_attention_heads, module.config.num_key_value_heads
@@ -183,7 +183,7 @@ def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
             p(x).unflatten(-1, (n, -1)).transpose(1, 2) for p, n in ((module.q_proj, heads), (module.k_proj, groups))
         )
         cos, sin = LlamaRotaryEmbedding(module.config)(x, torch.arange(x.shape[1])[None])
-        q, k = (one * cos[:, None] + rotate_half(one) * sin[:, None] for one in (q, k))
+        q, k = (entry * cos[:, None] + rotate_half(entry) * sin[:, None] for entry in (q, k))
         return q, torch.stack([k[:, i * groups // heads] for i in range(heads)], 1)
     else:
         q, k = (
@@ -193,17 +193,17 @@ def queries_and_keys(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         heads = (
             module.num_attention_heads if hasattr(module, "num_attention_heads") else module.config.num_attention_heads
         )
-    return tuple(one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k))  # type: ignore[return-value]
+    return tuple(entry.unflatten(-1, (heads, -1)).transpose(1, 2) for entry in (q, k))  # type: ignore[return-value]
 
 
 def slow_stream_signs(x: Tensor) -> dict[str, float]:
     """Root mean square, largest entry and kurtosis over all entries, in plain Python."""
     entries = x.double().flatten().tolist()
     mean = sum(entries) / len(entries)
-    second = sum((one - mean) ** 2 for one in entries) / len(entries)
-    fourth = sum((one - mean) ** 4 for one in entries) / len(entries)
+    second = sum((entry - mean) ** 2 for entry in entries) / len(entries)
+    fourth = sum((entry - mean) ** 4 for entry in entries) / len(entries)
     return {
-        "rms": (sum(one**2 for one in entries) / len(entries)) ** 0.5,
+        "rms": (sum(entry**2 for entry in entries) / len(entries)) ** 0.5,
         "largest": max(map(abs, entries)),
         "kurtosis": fourth / second**2,
     }

@@ -51,9 +51,9 @@ def run_tiny(name: str, tiny: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
     for image in (folder / "pages/images").iterdir():
         assert f"images/{image.name}" in page
         assert image.stat().st_size < 300_000
-    todo = running.plan_jobs(study, tiny, tiny.seeds, result.folder, extra=True)
-    assert len(todo) == len(variants) * tiny.seeds
-    assert all(task.finished() for task in todo)
+    jobs = running.plan_jobs(study, tiny, tiny.seeds, result.folder, extra=True)
+    assert len(jobs) == len(variants) * tiny.seeds
+    assert all(job.finished() for job in jobs)
     return result
 
 
@@ -69,5 +69,5 @@ def numbers(
     )
 
 
-def nothing(share: float) -> None:
+def nothing(fraction: float) -> None:
     pass

@@ -30,13 +30,13 @@ def noisy(x: int = 2) -> nn.Module:
     )
 
 
-def job(path: str, kind: str, kill_at: int | None = None) -> Any:
+def job(path: str, how: str, kill_at: int | None = None) -> Any:
     data = load("moons", train=120, test=40, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = noisy() if kind == "noisy" else make_model("mlp", inputs=2, widths=(16, 8), seed=3)
-    excitation = PersistentExcitation(model, Stages(0.05, 3)) if kind == "excited" else None
-    if kind == "noisy":
+        model = noisy() if how == "noisy" else make_model("mlp", inputs=2, widths=(16, 8), seed=3)
+    excitation = PersistentExcitation(model, Stages(0.05, 3)) if how == "excited" else None
+    if how == "noisy":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.5)
@@ -50,16 +50,16 @@ def job(path: str, kind: str, kill_at: int | None = None) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(x, y)
 
-    run = Run.create(path, {"kind": kind}, resume=True)
+    run = Run.create(path, {"kind": how}, resume=True)
     # One begins with the first step and stays, the other has to look back on 20 steps.
     rules = [Above("loss/step", limit=0.0), Above("loss/step", limit=0.0, measurements=20)]
     with run, watch(model, example=data.x_test[:20], run=run, optimizer=optimizer, alerts=rules) as watching:
         return fit(
             model, data, counted, optimizer, epochs=6, batch=16, seed=5, run=run, excitation=excitation, watch=watching,
-            checkpoint_every="5 steps" if kind != "excited" else "1 epoch",
+            checkpoint_every="5 steps" if how != "excited" else "1 epoch",
         )  # fmt: skip
 
 
 if __name__ == "__main__":
-    given = globals().get("ARGUMENTS", sys.argv[1:])
-    job(given[0], given[1], int(given[2]) if len(given) > 2 else None)
+    arguments = globals().get("ARGUMENTS", sys.argv[1:])
+    job(arguments[0], arguments[1], int(arguments[2]) if len(arguments) > 2 else None)

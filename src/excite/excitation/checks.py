@@ -25,23 +25,23 @@ def check_fraction(fraction: object) -> float:
     return check_number(fraction, "advance: the fraction of training done", 0, 1)
 
 
-def check_input(x: Batch, at_input: bool, bounds: Bounds | None, later: DeferredChecks | None = None) -> None:
+def check_input(x: Batch, at_input: bool, bounds: Bounds | None, deferred: DeferredChecks | None = None) -> None:
     """Finite values within the bounds; a tensor of floating-point numbers where the input itself is perturbed.
 
-    With `later`, values on a GPU are judged without waiting for it; tensors among the bounds must be on the device of x.
+    With `deferred`, values on a GPU are judged without waiting for it; tensors among the bounds must be on the device of x.
     """
     first = x if isinstance(x, Tensor) else tensors(x)[0]
     if first.is_cuda and capturing():  # the same call was checked before it was captured
         return
-    if later is None:
+    if deferred is None:
         check_finite(x)
     if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
         described = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise InputError(
             f"layers='input' needs a tensor of floating-point numbers to perturb; got {described}: choose layers='all'"
         )
-    if later is not None:
-        _check_later(x, bounds, later)
+    if deferred is not None:
+        _check_deferred(x, bounds, deferred)
     elif bounds is not None:
         _check_bounds(first, bounds)
 
@@ -65,7 +65,7 @@ def _check_bounds(first: Tensor, bounds: Bounds) -> None:
         raise InputError(_out_of_bounds(bounds, float(first.min()), float(first.max())))
 
 
-def _check_later(x: Batch, bounds: Bounds | None, later: DeferredChecks) -> None:
+def _check_deferred(x: Batch, bounds: Bounds | None, deferred: DeferredChecks) -> None:
     """Judges the smallest and the largest value of each tensor, which are NaN where any value is."""
     for number, leaf in enumerate(tensors(x)):
         within = bounds if number == 0 else None
@@ -74,7 +74,7 @@ def _check_later(x: Batch, bounds: Bounds | None, later: DeferredChecks) -> None
             numbers = torch.stack(torch.aminmax(values.float() if values.itemsize == 1 else values))
             if within is not None and any(isinstance(b, Tensor) for b in within):
                 numbers = torch.cat([numbers, _outside(values, within).to(numbers)[None]])
-            later.add(numbers, partial(_judge, bounds=within, dtype=values.dtype))
+            deferred.add(numbers, partial(_judge, bounds=within, dtype=values.dtype))
 
 
 def _judge(numbers: Sequence[float], bounds: Bounds | None, dtype: torch.dtype) -> str | None:

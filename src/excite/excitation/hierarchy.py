@@ -192,9 +192,9 @@ class Nodes(Target):
             f"the model returned {tuple(returned.shape)} for {batch} inputs: give it {nodes} outputs, or pick them with output="
         )
 
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
         """Returns the labels as class indices (B,)."""
-        return class_labels(y, batch, self.hierarchy.classes, later)
+        return class_labels(y, batch, self.hierarchy.classes, deferred)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,): the sum over the nodes on the way to the sample's class."""

@@ -210,9 +210,9 @@ class PersistentExcitation(PerturbedLoss):
     def _losses(self, x: Batch, y: Tensor, mean: bool) -> Tensor:
         """The loss of each sample, or their mean."""
         perturbs = self._perturbs()
-        later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
-        self._check_input(x, later)
-        labels = self.target.labels(y, batch_size(x), later)
+        deferred = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, deferred)
+        labels = self.target.labels(y, batch_size(x), deferred)
         if not perturbs:
             output = self._forward(x)
             return self.target.mean_error(output, labels) if mean else self.target.errors(output, labels)
@@ -239,10 +239,10 @@ class PersistentExcitation(PerturbedLoss):
             v; with a hierarchy, each node's own extremes, (B, m − 1); with token targets the logits (B, T, V). Differentiable in the weights where gradients are
             enabled, for losses of your own.
         """
-        later = None
+        deferred = None
         if torch.is_grad_enabled():  # part of a training step, which does not wait
-            later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
-        self._check_input(x, later)
+            deferred = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, deferred)
         with preserve_state(unwrap(self.model)):
             if not self._perturbs():
                 low = high = self._read(call(self.model, x), batch_size(x))

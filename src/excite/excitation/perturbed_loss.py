@@ -141,8 +141,8 @@ class PerturbedLoss(ABC):
         # Errors of outputs in half precision would be rounded to three digits.
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
-    def _check_input(self, x: Batch, later: DeferredChecks | None = None) -> None:
-        check_input(x, self._perturbs_input, self._bounds_at(x), later)
+    def _check_input(self, x: Batch, deferred: DeferredChecks | None = None) -> None:
+        check_input(x, self._perturbs_input, self._bounds_at(x), deferred)
 
     def _bounds_at(self, x: Batch) -> Bounds | None:
         """The bounds on the device of x, in its precision."""

@@ -9,7 +9,7 @@ class Absolute(Target):
     def outputs(self, returned, batch):
         return returned
 
-    def labels(self, y, batch, later=None):
+    def labels(self, y, batch, deferred=None):
         return y
 
     def errors(self, output, labels):

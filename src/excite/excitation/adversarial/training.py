@@ -325,9 +325,9 @@ class AdversarialTraining(PerturbedLoss):
     # -- inside --------------------------------------------------------------------------------------------------
     def _begin_step(self, x: Batch, y: Tensor) -> Tensor:
         """Checks a batch, counts a training step for the controller, and returns the labels."""
-        later = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
-        self._check_input(x, later)
-        labels = self.target.labels(y, batch_size(x), later)
+        deferred = self._checks.begin(x if isinstance(x, Tensor) else tensors(x)[0])
+        self._check_input(x, deferred)
+        labels = self.target.labels(y, batch_size(x), deferred)
         if torch.is_grad_enabled() and not capturing():
             self.adapt(x, labels)
         return labels
@@ -417,8 +417,8 @@ class AdversarialTraining(PerturbedLoss):
 
     def _robust_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
         """Fraction right at the perturbations of the input alone, in evaluation mode, over all processes."""
-        later = self._checks if self._checks.defers(y) else None
-        labels, model = self.target.labels(y, batch_size(x), later), unwrap(self.model)
+        deferred = self._checks if self._checks.defers(y) else None
+        labels, model = self.target.labels(y, batch_size(x), deferred), unwrap(self.model)
         with eval_mode(model):
             worst = self._search(x, labels, self._start(x), self._settings(x, labels, hidden=False))
             right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels

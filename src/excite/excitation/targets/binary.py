@@ -25,12 +25,12 @@ class Binary(Target):
         """Returns the model's outputs as (B,)."""
         return scalar(returned, batch)
 
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
         """Returns the labels (B,), each 0 or 1."""
         y = label_tensor(y, batch, "0 and 1")
         if y.is_complex():
             raise InputError(f"labels: expected real numbers, 0 and 1; got {y.dtype}")
-        return y if y.dtype == torch.bool or (y.is_cuda and capturing()) else accepted(y, 2, _not_binary, later)
+        return y if y.dtype == torch.bool or (y.is_cuda and capturing()) else accepted(y, 2, _not_binary, deferred)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,)."""

@@ -43,9 +43,9 @@ class Codes(Target):
             f"{tuple(returned.shape)}: give it {m} outputs, or pick them with output="
         )
 
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
         """Returns the labels as class indices (B,)."""
-        return class_labels(y, batch, self.classes, later)
+        return class_labels(y, batch, self.classes, deferred)
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:
         """Loss per sample, (B,): cross-entropy, or the squared distance from the code of its class."""

@@ -24,30 +24,30 @@ def label_tensor(y: object, batch: int, expected: str) -> Tensor:
     return check_dense(y, "labels").reshape(batch).detach()
 
 
-def class_labels(y: object, batch: int, classes: int, later: DeferredChecks | None = None) -> Tensor:
+def class_labels(y: object, batch: int, classes: int, deferred: DeferredChecks | None = None) -> Tensor:
     """Integer labels 0 … m − 1, (B,)."""
     y = label_tensor(y, batch, f"whole numbers from 0 to {classes - 1}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"labels: expected whole numbers from 0 to {classes - 1}; got {y.dtype}: use y.long()")
     y = y.long()
-    return y if y.is_cuda and capturing() else accepted(y, classes, partial(_not_a_class, classes=classes), later)
+    return y if y.is_cuda and capturing() else accepted(y, classes, partial(_not_a_class, classes=classes), deferred)
 
 
-def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], later: DeferredChecks | None) -> Tensor:
+def accepted(y: Tensor, classes: int, problem: Callable[[Any], str], deferred: DeferredChecks | None) -> Tensor:
     """The labels, if all are whole and from 0 to m − 1; otherwise `problem(label)` of one that is not is raised.
 
-    With `later`, labels on a GPU are judged without waiting for it. Those that are wrong are changed until then: a label out of
+    With `deferred`, labels on a GPU are judged without waiting for it. Those that are wrong are changed until then: a label out of
     range would be an index out of range, after which no kernel runs in this process any more.
     """
-    if later is not None and not y.is_floating_point():
+    if deferred is not None and not y.is_floating_point():
         extremes = torch.stack(torch.aminmax(y))
-        later.add(extremes, lambda values: next((problem(n) for n in values if not 0 <= n < classes), None))
+        deferred.add(extremes, lambda values: next((problem(n) for n in values if not 0 <= n < classes), None))
         return y.clamp(0, classes - 1)
     good = (y == 0) | (y == 1) if y.is_floating_point() else (y >= 0) & (y < classes)  # floating point: of two classes
-    if later is not None:
+    if deferred is not None:
         first = (~good).to(torch.uint8).argmax()  # 0 if all are good
         numbers = torch.stack([good.all().to(y.dtype), y.take(first)])
-        later.add(numbers, lambda values: None if values[0] else problem(values[1]))
+        deferred.add(numbers, lambda values: None if values[0] else problem(values[1]))
         return torch.where(good, y, 0)
     if not bool(good.all()):
         raise InputError(problem(y[~good][0].item()))

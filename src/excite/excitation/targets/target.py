@@ -22,8 +22,8 @@ class Target(ABC):
         """The output of the model for `batch` samples as (B,) or (B, k); any other shape is refused."""
 
     @abstractmethod
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
-        """The labels as (B,); others than this target knows are refused, with `later` without waiting for a GPU."""
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
+        """The labels as (B,); others than this target knows are refused, with `deferred` without waiting for a GPU."""
 
     @abstractmethod
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:

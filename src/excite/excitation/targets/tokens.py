@@ -37,7 +37,7 @@ class Tokens(Target):
             "pick them with output="
         )
 
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
         """Returns the labels, (B, T)."""
         if not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             dtype = y.dtype if isinstance(y, Tensor) else type(y).__name__
@@ -48,7 +48,7 @@ class Tokens(Target):
         if not (y.is_cuda and capturing()):
             counted = (y[:, int(self.shift) :] != self.ignore_index).any()
             lowest = torch.where(y == self.ignore_index, 0, y).amin()
-            (later or DeferredChecks("loss")).add(torch.stack([counted.long(), lowest]), self._judge)
+            (deferred or DeferredChecks("loss")).add(torch.stack([counted.long(), lowest]), self._judge)
         return y
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:

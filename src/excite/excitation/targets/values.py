@@ -29,7 +29,7 @@ class Values(Target):
             "flatten them in the model, or pick some with output="
         )
 
-    def labels(self, y: object, batch: int, later: DeferredChecks | None = None) -> Tensor:
+    def labels(self, y: object, batch: int, deferred: DeferredChecks | None = None) -> Tensor:
         """Returns the targets as (B,) or (B, k)."""
         if not isinstance(y, Tensor):
             raise InputError(f"targets: expected a tensor of floating-point numbers; got {type(y).__name__}")
@@ -45,7 +45,7 @@ class Values(Target):
         y = check_dense(y, "targets").detach()
         if not (y.is_cuda and capturing()):
             extremes = torch.stack(torch.aminmax(y))
-            (later or DeferredChecks("loss")).add(extremes, _not_finite)
+            (deferred or DeferredChecks("loss")).add(extremes, _not_finite)
         return y.squeeze(1) if y.shape == (batch, 1) else y
 
     def errors(self, output: Tensor, labels: Tensor) -> Tensor:

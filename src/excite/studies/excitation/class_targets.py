@@ -182,8 +182,8 @@ def _log2(value: float, over: float) -> float:
 def claims(scale: Scale) -> list[Claim]:
     """Claims of the paper, as numbers to check."""
 
-    def more(text: str, name: str, words: str, variant: str, than: str) -> Claim:
-        measure = f"{words}, {variant} minus {than}"
+    def more(text: str, name: str, heading: str, variant: str, than: str) -> Claim:
+        measure = f"{heading}, {variant} minus {than}"
         return Claim(
             text,
             _SECTION,

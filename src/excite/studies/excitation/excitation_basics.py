@@ -303,7 +303,7 @@ def _boundaries(axis: Axes, panel: Mapping[str, Any]) -> None:
         axis.plot(
             *points[signs == sign].T, marker, color="#888" if sign > 0 else "#222", markersize=4, linestyle="none"
         )
-    reach = 1.15 * np.abs(points).max()
+    limit = 1.15 * np.abs(points).max()
     for name, label, colour, dashes in (
         ("limit", "gradient descent", FADING, "--"),
         ("best", "widest margin", PERSISTENT, "-"),
@@ -311,10 +311,10 @@ def _boundaries(axis: Axes, panel: Mapping[str, Any]) -> None:
         *weight, bias = panel[name]
         w = np.array(weight)
         foot, along = -bias * w / (w @ w), np.array([-w[1], w[0]]) / np.linalg.norm(w)
-        ends = np.stack([foot - 3 * reach * along, foot + 3 * reach * along])
+        ends = np.stack([foot - 3 * limit * along, foot + 3 * limit * along])
         axis.plot(*ends.T, color=colour, linestyle=dashes, linewidth=2, label=label)
     axis.plot(0, 0, "k+", markersize=12, label="mean of the points")
-    axis.set(title="Cross-entropy on points\nwhose mean is removed", xlim=(-reach, reach), ylim=(-reach, reach))
+    axis.set(title="Cross-entropy on points\nwhose mean is removed", xlim=(-limit, limit), ylim=(-limit, limit))
     axis.set_aspect("equal")
     axis.legend(fontsize=8, loc="lower right")
 
@@ -342,7 +342,7 @@ STUDY = Study(
     "Small synthetic systems",
     Computed(
         compute,
-        {name: (words, "{:.2g}") for name, words in WORDS.items()},
+        {name: (heading, "{:.2g}") for name, heading in WORDS.items()},
         draw,
         (
             "Orange and dashed: the excitation fades or is missing. Blue: it persists. Green: something between. Curves are medians\n"

@@ -236,11 +236,16 @@ def _plane(axis: Axes, result: Mapping[str, Any]) -> None:
     for label, colour in ((1.0, BLUE), (0.0, ORANGE)):
         axis.scatter(points[labels == label, 0], points[labels == label, 1], s=14, color=colour, zorder=3)
     middle, half = (points.min(0) + points.max(0)) / 2, 0.7 * float(np.ptp(points, axis=0).max())
-    for name, colour, dashes, words in (("trained", BLACK, "-", "trained"), ("optimal", GREEN, "--", "largest margin")):
+    for name, colour, dashes, legend in (
+        ("trained", BLACK, "-", "trained"),
+        ("optimal", GREEN, "--", "largest margin"),
+    ):
         w, b = np.array(result[name][:2]), result[name][2]
         foot = middle - w * (w @ middle + b) / (w @ w)
         along = 4 * half * np.array([-w[1], w[0]]) / np.linalg.norm(w)
-        axis.plot(*np.stack([foot - along, foot + along]).T, color=colour, linestyle=dashes, linewidth=1.8, label=words)
+        axis.plot(
+            *np.stack([foot - along, foot + along]).T, color=colour, linestyle=dashes, linewidth=1.8, label=legend
+        )
     axis.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
     axis.tick_params(labelsize=8)
     axis.legend(loc="best", fontsize=8)

@@ -43,8 +43,8 @@ def margins(network: TwoLayer, x: Array, y: Array) -> Array:
 def around(x: Array) -> tuple[Array, Array]:
     """Two corners of a box that reaches beyond the points by the diameter of their own box: it has their nearest zeros."""
     low, high = x.min(0), x.max(0)
-    reach = float(np.linalg.norm(high - low))
-    return low - reach, high + reach
+    length = float(np.linalg.norm(high - low))
+    return low - length, high + length
 
 
 def zero_set(network: TwoLayer, box: tuple[Array, Array]) -> Array:

@@ -139,15 +139,15 @@ def two_classes(seed: int, settings: Mapping[str, Any]) -> tuple[Array, Array, f
 
 def inflated_loss(w: Array, x: Array, s: Array, radius: float) -> float:
     """Equation 13 in the 2-norm: ½ Σ log(1 + exp(−s w·x − ε‖w‖)) + log(1 + exp(−s w·x + ε‖w‖))."""
-    margins, reach = s * (x @ w), radius * float(np.linalg.norm(w))
-    return float((np.logaddexp(0, -margins - reach) + np.logaddexp(0, -margins + reach)).sum()) / 2
+    margins, offset = s * (x @ w), radius * float(np.linalg.norm(w))
+    return float((np.logaddexp(0, -margins - offset) + np.logaddexp(0, -margins + offset)).sum()) / 2
 
 
 def inflated_gradient(w: Array, x: Array, s: Array, radius: float) -> Array:
     """Gradient of the cross-entropy at the two extremes of ‖d‖ ≤ radius."""
     size = float(np.linalg.norm(w))
-    margins, reach = s * (x @ w), radius * size
-    far, near = (np.exp(-np.logaddexp(0, margins + sign * reach)) for sign in (1, -1))  # σ(−margins ∓ reach)
+    margins, offset = s * (x @ w), radius * size
+    far, near = (np.exp(-np.logaddexp(0, margins + sign * offset)) for sign in (1, -1))  # σ(−margins ∓ reach)
     outward = radius * w / max(size, 1e-300) * float((near - far).sum())
     return np.asarray((-(s * (far + near)) @ x + outward) / 2)
 
@@ -281,9 +281,9 @@ def draw(study: Study, scale: Any, details: Details, numbers: Sequence[VariantRe
     for number, (variant, curve) in enumerate(inflated.items()):
         label = variant.removeprefix("equation 13, ").replace(" the margin", "")
         style = {"color": COLOURS[number], "linestyle": DASHES[number], "linewidth": 1.8, "label": label}
-        steps, norms, _, reach = zip(*curve)
+        steps, norms, _, offset = zip(*curve)
         axes[1, 1].plot(steps, norms, **style)
-        axes[1, 2].plot(steps, reach, **style)
+        axes[1, 2].plot(steps, offset, **style)
     axes[1, 1].set(title="Problem 13: size of w", xlabel="step", ylabel="‖w‖", xscale="log", yscale="log")
     axes[1, 1].legend(fontsize=8)
     axes[1, 2].axhline(1, color="#888", linewidth=1)

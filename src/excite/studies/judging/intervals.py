@@ -34,8 +34,8 @@ class MeanEffect:
         """mean ± t · error; unbounded where the error is not known, as where few seeds happen to show the same number."""
         if math.isnan(self.error) or (self.error == 0 and self._by_sign > 1 - level):
             return -math.inf, math.inf
-        reach = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.error if self.error > 0 else 0.0
-        return self.mean - reach, self.mean + reach
+        half_width = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.error if self.error > 0 else 0.0
+        return self.mean - half_width, self.mean + half_width
 
     @property
     def _by_sign(self) -> float:

@@ -87,7 +87,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
     with torch.no_grad():
         right = [float(((model(x)[:, 0] > 0.5).long() == y).double().mean()) for x, y in parts.values()]
     values, detail, flags = {"accuracy_train": right[0], "accuracy_test": right[1]}, {}, []
-    for perturbed, words in SETS.items():
+    for perturbed, description in SETS.items():
         on_train, on_test = (measure(model, x, y, perturbed) for x, y in parts.values())
         values |= {
             f"{perturbed}_train": on_train.median,
@@ -97,7 +97,7 @@ def compute(settings: Mapping[str, Any], seed: int, on_progress: OnProgress) -> 
         at = np.linspace(0, 1, QUANTILES + 1)
         detail[perturbed] = [[measured.quantile(float(q)) for q in at] for measured in (on_train, on_test)]
         flags += [
-            f"{words}, {split}: {flag}"
+            f"{description}, {split}: {flag}"
             for split, measured in zip(parts, (on_train, on_test))
             for flag in measured.flags
         ]
@@ -158,13 +158,13 @@ def draw(
 
     figure = Figure(figsize=(12, 4.3), layout="constrained")
     at = np.linspace(0, 1, QUANTILES + 1)
-    for axis, (perturbed, words) in zip(figure.subplots(1, 3, sharey=True), SETS.items()):
+    for axis, (perturbed, description) in zip(figure.subplots(1, 3, sharey=True), SETS.items()):
         for number, (variant, seeds) in enumerate(details.items()):
             curves = np.array([seed[perturbed] for seed in seeds], dtype=float)  # (seeds, split, quantiles)
             for split, dashes in enumerate(("-", "--")):
                 label = variant if split == 0 else None
                 axis.plot(curves[:, split].mean(0), 100 * at, dashes, color=COLOURS[number], label=label)
-        axis.set(xlabel="margin", title=f"perturbed: {words}", xlim=(0, None))
+        axis.set(xlabel="margin", title=f"perturbed: {description}", xlim=(0, None))
         axis.grid(alpha=0.3)
     figure.axes[0].set_ylabel("images with at most this margin, %")
     handles, labels = figure.axes[0].get_legend_handles_labels()
