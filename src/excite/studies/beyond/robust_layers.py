@@ -298,7 +298,7 @@ class ByLayers(ByEpoch):
         from matplotlib import colormaps
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(12, 4.6), layout="constrained")
+        figure = Figure(figsize=(11, 7), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for number, name in enumerate(details):
             own = [n for n in numbers if n.variant == name]
@@ -311,7 +311,7 @@ class ByLayers(ByEpoch):
         axes[1].set(xlabel="effective rank over width, mean of hidden layers")
         for axis in axes:
             axis.grid(alpha=0.3)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
         figure.suptitle(f"{study.title} (scale {scale.name})", fontsize=12)
         return {"figure": (f"Robust accuracy, gap and richness: {study.title}", figure)}
 
