@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from excite._core.eigen import eigh
 from excite.errors import ModelError
 
 _GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
@@ -191,7 +192,7 @@ def _solved(inner: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors; waits for the device."""
     if not bool(inner.isfinite().all()):
         raise ModelError("the weights are not finite: they have no singular values")
-    values, vectors = torch.linalg.eigh(inner)
+    values, vectors = eigh(inner)
     return values, vectors
 
 
