@@ -14,7 +14,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         peak = matrix.abs().amax((-2, -1), keepdim=True)
         above = matrix.abs() > peak * (torch.finfo(matrix.dtype).eps / matrix.shape[-1])
         values, vectors = torch.linalg.eigh(torch.where(above, matrix, 0).double())
