@@ -189,7 +189,7 @@ class Computed:
     def check(self, jobs: Sequence[Job]) -> None:
         """Checks that the data are available, before anything is trained."""
         for name in self.data:
-            load(name, classes=(0, 1), train=2, test=2)  # says how to fetch what is not there
+            load(name, classes=(0, 1))  # says how to fetch what is not there
 
     def read(self, job: Job) -> tuple[VariantResult, Any]:
         """Reads the result of a finished job."""

@@ -23,6 +23,7 @@ def signs(way, folder):
     """All vital signs of three steps, by step and name."""
     torch.manual_seed(0)
     model = HandGPT("kernel").double()
+    torch.compiler.reset()  # other tests may have compiled this class
     called = torch.compile(model, backend="aot_eager") if way == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     probes = [Loss(), *vital_signs(1)]

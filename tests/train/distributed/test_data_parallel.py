@@ -262,7 +262,7 @@ def test_the_examples_of_the_guide_run_on_two_processes(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert len(blocks) == 3
     assert start(process_jobs.example, blocks, "test_docs", str(tmp_path)) == [0, 0]
-    for name in ("first", "mine", "own"):
+    for name in ("first", "own-loop", "own"):
         assert load_run(tmp_path / "runs" / name).status == "done"
     steps, losses = load_run(tmp_path / "runs" / "own").series("loss/step")
     assert steps.tolist() == [1, 2, 3]
