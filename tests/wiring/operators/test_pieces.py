@@ -421,9 +421,9 @@ PRODUCTS: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
     "item": ("_local_scalar_dense: the operator table .* has no column 'pieces'", lambda h: h * float(h[0, 0])),
     "branch": ("branches", lambda h: h if bool((h > 0).all()) else -h),
     "mask": ("samples", lambda h: h[h > 0].sum() + h),
-    "over the batch": ("samples apart", lambda h: h - h.amax(0)),
-    "largest of all": ("samples apart", lambda h: h - h.max()),
-    "sorted over the batch": ("samples apart", lambda h: h.sort(0).values),
+    "over the batch": ("cannot separate samples", lambda h: h - h.amax(0)),
+    "largest of all": ("cannot separate samples", lambda h: h - h.max()),
+    "sorted over the batch": ("cannot separate samples", lambda h: h.sort(0).values),
     "written": ("two signals", lambda h: written(h) * written(h)),
     "dropout": ("draws random numbers", lambda h: F.dropout(h, training=True)),
 }  # fmt: skip

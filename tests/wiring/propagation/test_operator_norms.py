@@ -36,7 +36,7 @@ def test_large_convolutions_are_bounded_without_their_matrix(monkeypatch: pytest
     exact = bound(model, x, "2").value
     monkeypatch.setattr("excite.wiring.propagation.operator_norms._LARGEST", 0)
     by_spectrum = bound(model, x, "2")
-    monkeypatch.setattr("excite.wiring.propagation.operator_norms._WORK", 0)
+    monkeypatch.setattr("excite.wiring.propagation.operator_norms._MAX_PRODUCTS", 0)
     by_sums = bound(model, x, "2")
     assert exact <= by_spectrum.value * (1 + 1e-12)
     assert by_spectrum.value <= by_sums.value
