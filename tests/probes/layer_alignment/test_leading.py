@@ -123,3 +123,43 @@ def test_weights_that_are_not_finite_are_named(exact: int) -> None:
         leading(w, exact=exact, basis=basis)
     with pytest.raises(ModelError, match="not finite"):
         leading(w, exact=exact)
+
+
+def gram_matrices(dtype: torch.dtype) -> torch.Tensor:
+    """Gram matrices (3, 8, 8): of full rank, of rank one, and with entries far below rounding."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 8, 8, generator=generator, dtype=torch.float64)
+    rows[1, 1:] = 0
+    rows[2, 2:] *= 1e-12
+    return (rows @ rows.mT).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvectors_are_torchs_where_that_converges(dtype) -> None:
+    for ours, theirs in zip(
+        leading_module._solved(gram_matrices(dtype)), torch.linalg.eigh(gram_matrices(dtype)), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_torch_fails_matrices_are_solved_again(dtype, monkeypatch) -> None:
+    solve = torch.linalg.eigh
+    solved = []
+
+    def fails_once(matrix):
+        solved.append(matrix)
+        if len(solved) == 1:
+            raise torch.linalg.LinAlgError("did not converge")
+        return solve(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails_once)
+    grams = gram_matrices(dtype)
+    values, vectors = leading_module._solved(grams)
+    assert values.dtype == vectors.dtype == dtype
+    rounding = (
+        8 * torch.finfo(dtype).eps * values.abs().amax(-1)
+    )  # eight entries per row, each up to eps / 8 of the largest, and the cast
+    again = (vectors * values[:, None]) @ vectors.mT
+    assert bool(((again - grams).abs().amax((-2, -1)) <= 4 * rounding).all())
+    assert bool((solved[1][2][2:, 2:] == 0).all())  # what lay below rounding

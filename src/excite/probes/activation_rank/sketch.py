@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from excite._core.eigen import eigh
-
 
 class FrequentDirections:
     """Rows B (at most `size`, D) with 0 ⪯ AᵀA − BᵀB ⪯ slack · 1, where A holds all rows added so far.
@@ -40,7 +38,7 @@ class FrequentDirections:
 
     def _shrink(self) -> None:
         # The singular vectors on the right from those on the left: a small eigenproblem, 2 · size wide.
-        squares, vectors = eigh(self._rows @ self._rows.T)
+        squares, vectors = torch.linalg.eigh(self._rows @ self._rows.T)
         cut = squares[self.size - 1].clamp(min=0)  # rising order: number size + 1 from the top
         squares, vectors = squares[self.size :], vectors[:, self.size :]
         nonzero = squares > squares[-1] * 1e-14

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from excite._core.background import record_stream
-from excite._core.eigen import eigh
 from excite._core.lanczos import krylov_space
 from excite.probes.bias_trajectory.sites import TracedLayer
 
@@ -63,7 +62,7 @@ class Estimate:
     def _solve(self) -> tuple[float, float]:
         if not bool(self._inner.isfinite().all()):
             return math.nan, 0.0
-        squares, turn = eigh(self._inner)
+        squares, turn = torch.linalg.eigh(self._inner)
         square, top = float(squares[-1]), turn[:, -1]
         if self._space is None or self._images is None:
             return math.sqrt(max(0.0, square)), 0.0

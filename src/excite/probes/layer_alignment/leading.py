@@ -12,7 +12,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from excite._core.eigen import eigh
 from excite.errors import ModelError
 
 _GRAM = 4096  # up to this size the matrix of inner products is formed once; beyond, each product multiplies twice
@@ -189,11 +188,20 @@ def _noise(small: int, block: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _solved(inner: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors; waits for the device."""
+    """Eigenvalues and eigenvectors; waits for the device.
+
+    With several threads MKL does not converge on some matrices in float32 whose entries reach far below rounding (of a basis of which
+    some vectors lead nowhere). They are solved in float64 without these entries; all others as PyTorch does.
+    """
     if not bool(inner.isfinite().all()):
         raise ModelError("the weights are not finite: they have no singular values")
-    values, vectors = eigh(inner)
-    return values, vectors
+    try:
+        values, vectors = torch.linalg.eigh(inner)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        peak = inner.abs().amax((-2, -1), keepdim=True)
+        above = inner.abs() > peak * (torch.finfo(inner.dtype).eps / inner.shape[-1])
+        values, vectors = torch.linalg.eigh(torch.where(above, inner, 0).double())
+    return values.to(inner.dtype), vectors.to(inner.dtype)
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from excite._core.calls import Pick
-from excite._core.eigen import eigh
 from excite._core.intercept.affine import clean_path
 from excite._core.warn import warn_user
 from excite._core.wrappers import is_sharded
@@ -31,7 +30,7 @@ def query_key_norms(query: Tensor, key: Tensor) -> Tensor:
     G_Q = U S Uᵀ: a matrix of the size of a head, not of the model.
     """
     # By torch, which uses one core in the background thread: numpy would start a thread on every core of the training.
-    values, vectors = eigh(query.double())
+    values, vectors = torch.linalg.eigh(query.double())
     half = vectors * values.clamp_min(0).sqrt()[..., None, :]
     largest: Tensor = torch.linalg.eigvalsh(half.mT @ key.double() @ half)[..., -1]
     return largest.clamp_min(0).sqrt()
