@@ -5,8 +5,9 @@
     python -m benchmarks.autoattack [--device cuda] [--images 1000] [--networks pgd excited] [--norms inf 2]
     python -m benchmarks.autoattack --runs runs/studies/robust-overfitting-short/* [--images 500]
 
-With `--runs` AutoAttack alone, on the last weights of run folders with a section `robust` in their config, at its radius; the
-result is stored in the run as artifact autoattack, and the study robust-overfitting shows it.
+With `--runs` AutoAttack alone, on run folders with a section `robust` in their config, at its radius: on the last weights, and on
+those of the best epoch where the run has them (`robust.save_best`). The results are stored in the run as artifacts autoattack and
+autoattack-best, and the study robust-overfitting shows them.
 
 AutoAttack's standard version from torchattacks' parts with the original numbers of steps: APGD on the cross-entropy, targeted
 APGD and targeted FAB with 100 steps each, nine targets, and 5,000 queries of Square, each on the points that the ones before
@@ -32,6 +33,7 @@ from benchmarks.attackbench.networks import KINDS, RADIUS, read, read_images
 from excite import robust_accuracy
 from excite.margin import SearchOptions
 from excite.runs import Run
+from excite.runs.weights import BEST
 from excite.train.models.loading import load_model
 
 RADII = {"inf": RADIUS, "2": 0.5}
@@ -79,19 +81,26 @@ class UnitPixels(nn.Module):
 
 
 def attack_run(folder: Path, images: int, device: str) -> None:
-    """AutoAttack on the last weights of a run; stores accuracies of the test images and prints them."""
-    saved = load_model(folder).to(device)
+    """AutoAttack on the last weights of a run and on those of its best epoch; stores the accuracies and prints them."""
+    attack_weights(folder, folder, "autoattack", images, device)
+    if (best := folder / BEST).is_file():
+        attack_weights(folder, best, "autoattack-best", images, device)
+
+
+def attack_weights(folder: Path, weights: Path, artifact: str, images: int, device: str) -> None:
+    """AutoAttack on one file of weights of a run; stores accuracies of the test images as an artifact and prints them."""
+    saved = load_model(weights).to(device)
     bounds = saved.data.bounds
     if saved.config is None or saved.config.robust is None or bounds is None:
         raise SystemExit(f"{folder}: expected a run of images with a section robust in its config")
     model = UnitPixels(saved.model, bounds).eval().requires_grad_(False)
     x, y = saved.points("test", images)
     x, eps = (x - bounds[0]) / (bounds[1] - bounds[0]), saved.config.robust.radius / (bounds[1] - bounds[0])
-    print(f"{folder}, radius {eps:.4g}, {len(x)} images", flush=True)
+    print(f"{weights}, step {saved.step}, radius {eps:.4g}, {len(x)} images", flush=True)
     clean = float((~decided_otherwise(model, x, y)).double().mean())
     robust, seconds = timed(lambda: float((~auto_attack(model, x, y, "inf", eps)).double().mean()), device != "cpu")
     with closing(Run.open(folder, "a")) as run:  # its status stays
-        run.write_json("autoattack", {"images": len(x), "step": saved.step, "clean": clean, "robust": robust})
+        run.write_json(artifact, {"images": len(x), "step": saved.step, "clean": clean, "robust": robust})
     print(f"  clean {clean:.1%}, robust by AutoAttack {robust:.1%}, {seconds:.0f} s", flush=True)
 
 

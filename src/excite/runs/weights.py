@@ -20,7 +20,10 @@ from excite.runs.checkpoints import checksum, plain_tensor
 from excite.runs.checks import check_version
 from excite.runs.import_paths import ModelSource, tensors_of
 
-NAME = "artifacts/model.safetensors"  # in a run folder
+NAME, BEST = (
+    "artifacts/model.safetensors",
+    "artifacts/best.safetensors",
+)  # in a run folder: the newest, those of the best epoch
 FORMAT, VERSION = "excite-model", 1
 
 

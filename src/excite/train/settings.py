@@ -130,6 +130,7 @@ class TrainerSettings:
         schedule: Sets the learning rate before every step.
         evaluate: Called with the number of epochs done, before training and after every epoch; the values it returns are
             logged by name.
+        save_best: Name of a value of `evaluate`: the weights of the epoch at which it is largest are stored in the run.
     """
 
     epochs: int
@@ -145,6 +146,7 @@ class TrainerSettings:
     transform: Callable[[Tensor], Tensor] | None = None
     schedule: RateSchedule | None = None
     evaluate: Callable[[int], dict[str, float]] | None = None
+    save_best: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -21,8 +21,10 @@ from excite._core.preserve import device_of
 from excite._core.randomness import capture, restore
 from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError, RunError, TrainingStopped, one_line
+from excite.runs.import_paths import ModelSource
 from excite.runs.metrics import Busy
 from excite.runs.run import Run
+from excite.runs.weights import full_state
 from excite.train.batches import Shuffle
 from excite.train.cuda_graph import CapturedStep
 from excite.train.loop import run_loop
@@ -91,6 +93,7 @@ class Trainer:
         self.interrupted = False  # by Ctrl-C in `progress`: ends after the step
         self.failure: TrainingStopped | None = None  # why this trainer cannot continue
         self.last: dict[str, float] = {}
+        self.best = -math.inf  # of the value that decides which weights are stored
         self.processes = 1
         self._spent, self._since = 0.0, time.perf_counter()  # seconds of training before the last checkpoint, and now
         self._pending: list[Tensor] = []
@@ -257,12 +260,23 @@ class Trainer:
         values = {} if self.settings.evaluate is None else self.settings.evaluate(epochs_done)
         if values:
             self._log(self.step, values)
+            self._save_best(values)
         if not self.classifies:
             return
         values = {"accuracy/train": self._accuracy(self.x, self.y, _MAX_POINTS)}
         if len(self.test[0]):
             values["accuracy/test"] = self._accuracy(*self.test)
         self._log(self.step, values)
+
+    def _save_best(self, values: dict[str, float]) -> None:
+        """Stores the weights if the value that decides about them is larger than after all epochs before."""
+        name = self.settings.save_best
+        if name is None or not self.step or not values.get(name, -math.inf) > self.best:
+            return
+        self.best = values[name]
+        if self.run is not None:
+            source = ModelSource(None, {}, "the run's config says how")
+            self.run.save_weights(full_state(self.model), self.step, source, best=True)
 
     def _accuracy(self, x: Tensor, y: Tensor, max_points: int | None = None) -> float:
         return accuracy(self.model, self.predict, x, y, max_points)
@@ -328,6 +342,7 @@ class Trainer:
             "settings": self._identity(),
             "progress": {"epoch": self.epoch, "position": self.position},
             "last": self.last,
+            "best": self.best,
             "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -381,6 +396,7 @@ class Trainer:
             watch.load_state_dict(state["watch"])
         self.shuffle.load_state_dict(state["shuffle"])
         self.last = dict(state["last"])
+        self.best = float(state.get("best", -math.inf))  # earlier versions did not store it
         self._spent = float(state.get("seconds", 0.0))
         self.step, self.resumed_from = step, step
         self.epoch, self.position = state["progress"]["epoch"], state["progress"]["position"]

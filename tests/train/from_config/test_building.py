@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from excite.margin import SearchOptions
 from excite.train.config import DataConfig, parse_config
 from excite.train.from_config import build_excitation, build_model, find_device, load_data, train
 from excite.train.from_config.building import held_out_points, training_data
+from excite.train.models.loading import load_model
 
 MOONS: dict[str, Any] = {
     "data": {"name": "moons", "train": 60, "test": 30},
@@ -188,3 +190,32 @@ def test_label_noise_changes_training_labels_only() -> None:
     assert "50% of the labels random" in noisy.description
     with pytest.raises(InputError, match="label_noise needs classes"):
         load_data(DataConfig(name="frequencies", label_noise=0.1))
+
+
+SAVE_BEST = {**MOONS, "epochs": 6, "keep": 10, "robust": {"radius": 0.1, "steps": 3, "points": 100, "save_best": True}}
+
+
+def test_weights_of_the_best_epoch_are_stored(tmp_path: Path) -> None:
+    with train(SAVE_BEST, tmp_path / "run") as run:
+        steps, values = run.series("robust/test")
+        best_step = int(steps[1:][np.argmax(values[1:])])  # the first of equal ones; those before training do not count
+        expected = run.load_checkpoint(best_step)[1]["model"]
+    best = load_model(tmp_path / "run/artifacts/best.safetensors")
+    assert best.step == best_step
+    assert all(torch.equal(value, expected[name]) for name, value in best.model.state_dict().items())
+    assert load_model(tmp_path / "run").step == steps[-1]  # a run's own model is the newest one
+
+
+@pytest.mark.parametrize("stop", [4, 11])
+def test_a_resumed_training_stores_the_same_best_epoch(tmp_path: Path, stop: int) -> None:
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if done == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SAVE_BEST, tmp_path / "resumed", progress=interrupt)
+    for name in ("resumed", "whole"):
+        train(SAVE_BEST, tmp_path / name).close()
+    resumed, whole = (load_model(tmp_path / name / "artifacts/best.safetensors") for name in ("resumed", "whole"))
+    assert resumed.step == whole.step
+    assert all(torch.equal(p, q) for p, q in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))

@@ -268,19 +268,20 @@ class Run(RunLifecycle):
         last = self._metrics.last_step() if step is None else check_step(step)
         return self.save_weights(full_state(model), last or 0, source)
 
-    def save_weights(self, state: dict[str, Tensor], step: int, source: ModelSource) -> Path:
+    def save_weights(self, state: dict[str, Tensor], step: int, source: ModelSource, *, best: bool = False) -> Path:
         """Stores collected weights as `save` does.
 
         Args:
             state: Parameters and buffers by name, complete where the model is sharded.
             step: Step of the training at which the model has these weights.
             source: How the model is made again, for `excite margins` and `excite audit`.
+            best: Whether they are those of the best epoch: stored as `artifacts/best.safetensors`, beside the newest ones.
 
         Returns:
             Path of the file.
         """
         self._writable()
-        return weights.write(self.path / weights.NAME, state, check_step(step), source)
+        return weights.write(self.path / (weights.BEST if best else weights.NAME), state, check_step(step), source)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes a value as `artifacts/NAME.json`.

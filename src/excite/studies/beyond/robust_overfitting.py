@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,17 @@ _BLUES, _ORANGES = (
 _SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 
 
+_SHALLOW = ["1.first", "1.second", "2.first", "2.second", "3.skip", "3.first", "3.second"]
+_DEEP = ["6.second", "7.skip", "7.first", "7.second", "8.first", "8.second", "13"]
+_ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "the shallow third of the layers": {"layers": _SHALLOW},
+    "the deep third": {"layers": _DEEP},
+    "every layer from half of training on": {"hidden_stages": 2},
+    "every layer, two search steps": {"steps": 2},
+    "every layer in the last search step alone": {"hidden_once": True},
+}  # each changes one setting of the variant with every layer; layers are those of PreActResNet-18
+
+
 @dataclass(frozen=True, kw_only=True)
 class OverfittingScale(Scale):
     """Sizes of the study. `rho` and `gamma`: the hidden radii and the sizes of AWP that claims are about, in ascending order."""
@@ -60,10 +71,12 @@ class OverfittingScale(Scale):
     precision: str = "float32"
     augment: bool = False
     checkpoint_every: str = "1 epoch"
+    save_best: bool = False  # the weights of the best epoch are stored too, for AutoAttack
     extra_rho: tuple[float, ...] = ()  # further sizes, trained with --variants all
     extra_gamma: tuple[float, ...] = ()
     shown_gamma: tuple[float, ...] = ()  # those of the further sizes that are trained without --variants all
     auto: bool = True  # radius auto is trained without --variants all
+    ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # changes of the variant with every layer
 
 
 SCALES: dict[str, OverfittingScale] = {
@@ -77,7 +90,7 @@ SCALES: dict[str, OverfittingScale] = {
         name="short", seeds=3, data={"name": "cifar10", "train": 12_000, "test": 2_000}, splits=False,
         model={"name": "preact-resnet"}, radius=in_pixels(8), epochs=40, batch=256, points=1000, held_out=1000,
         rho=(0.003, 0.005), gamma=(0.005,), both=(0.003, 0.005), precision="bfloat16", every=2, checkpoint_every="5 epochs",
-        extra_rho=(0.001, 0.002), extra_gamma=(0.0025, 0.01), shown_gamma=(0.01,),
+        extra_rho=(0.001, 0.002), extra_gamma=(0.0025, 0.01), shown_gamma=(0.01,), ablations=_ABLATIONS,
         words="12,000 training and 2,000 test images of CIFAR-10 without augmentation, 40 epochs, PreActResNet-18, 8/255, passes in bfloat16",
     ),
     "full": OverfittingScale(
@@ -91,7 +104,8 @@ SCALES: dict[str, OverfittingScale] = {
     "paper": OverfittingScale(
         name="paper", seeds=1, data={"name": "cifar10", "train": None, "test": None}, splits=False,
         model={"name": "preact-resnet"}, radius=in_pixels(8), epochs=60, batch=256, points=1000, held_out=1000,
-        rho=(0.001, 0.002, 0.004), gamma=(0.0025, 0.005, 0.01), both=(0.002, 0.005), precision="bfloat16", augment=True,
+        rho=(0.002, 0.004), gamma=(0.005,), both=(0.002, 0.005), precision="bfloat16", augment=True, every=2,
+        checkpoint_every="10 epochs", save_best=True, extra_rho=(0.001,), extra_gamma=(0.0025, 0.01), auto=False,
         words="all 50,000 images of CIFAR-10 with flips and shifts, 60 epochs, PreActResNet-18, 8/255, passes in bfloat16",
     ),
 }  # fmt: skip
@@ -141,6 +155,7 @@ def variants(scale: OverfittingScale) -> list[Variant]:
                 "points": scale.points,
                 "every": scale.every,
                 "bounds": bounds,
+                **({"save_best": True} if scale.save_best else {}),
             },
         }
 
@@ -157,6 +172,10 @@ def variants(scale: OverfittingScale) -> list[Variant]:
         Variant(both(scale), train(hidden_radius=rho, awp=gamma)),
         Variant(TRADES, train(trades=6.0)),
         Variant(trades_too(scale), train(trades=6.0, hidden_radius=rho)),
+        *(
+            Variant(f"{name}, ρ {rho:g}", train(**{"hidden_radius": rho, **changes}), extra=True)
+            for name, changes in scale.ablations.items()
+        ),
     ]
 
 
@@ -176,6 +195,7 @@ def style(scale: OverfittingScale) -> dict[str, tuple[str, str]]:
         both(scale): ("#31a354", "D"),
         TRADES: ("#c51b8a", "v"),
         trades_too(scale): ("#7a0177", "X"),
+        **{f"{name}, ρ {scale.both[0]:g}": ("0.55", "<>dph"[i]) for i, name in enumerate(scale.ablations)},
     }
 
 
@@ -287,7 +307,8 @@ class ByEpoch:
         "gap_last": ("gap, last", "{:.3f}"),
         "clean_last": ("clean, test, last", "{:.1%}"),
         "strong_last": ("robust, test, last, stronger attack", "{:.1%}"),
-        "autoattack_last": ("AutoAttack", "{:.1%}"),
+        "autoattack_best": ("AutoAttack, best epoch", "{:.1%}"),
+        "autoattack_last": ("AutoAttack, last epoch", "{:.1%}"),
         "radius_last": ("hidden radius reached", "{:.2%}"),
         "minutes": ("minutes", "{:.1f}"),
     }
@@ -328,8 +349,9 @@ class ByEpoch:
                 minutes = float(run.read_json("time")["seconds"]) / 60
                 reached = "excitation/hidden_radius"
                 optional = {"radius_last": float(run.series(reached)[1][-1])} if reached in run.names() else {}
-                if (run.path / "artifacts/autoattack.json").exists():
-                    optional["autoattack_last"] = float(run.read_json("autoattack")["robust"])
+                for name, artifact in (("autoattack_best", "autoattack-best"), ("autoattack_last", "autoattack")):
+                    if (run.path / f"artifacts/{artifact}.json").exists():
+                        optional[name] = float(run.read_json(artifact)["robust"])
                 values = {
                     "test_best": float(lines["test"][1:].max()),
                     "test_last": float(lines["test"][-1]),

@@ -185,6 +185,8 @@ class RobustConfig(_Section):
         points: Number of points of the training and of the test data.
         every: Epochs between two measurements.
         bounds: Smallest and largest value of the inputs.
+        save_best: Whether to store the weights of the epoch with the highest robust accuracy on test data, as
+            artifacts/best.safetensors. That accuracy is optimistic, since the epoch is chosen on the same points.
 
     Example:
         >>> RobustConfig(radius=8 / 255).every
@@ -197,6 +199,7 @@ class RobustConfig(_Section):
     points: Count = 1000
     every: Count = 1
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    save_best: bool = False
 
 
 class SGDConfig(_Section):

@@ -140,6 +140,11 @@ def prepare(
         model = build_model(settings, data).to(device)
         if uses_channels_last(settings, data):
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    save_best = settings.robust is not None and settings.robust.save_best
+    if save_best and settings.model.sharded and processes.size > 1:
+        raise InputError(
+            "robust.save_best: the weights are sharded over processes: leave it out, or train without model.sharded"
+        )
     if processes.size > 1:
         processes.check_same(_identity(settings, data))
         model = processes.wrap(model, settings.model.sharded)
@@ -178,6 +183,7 @@ def prepare(
             if settings.schedule == "constant"
             else RateSchedule(settings.schedule, optimizer, processes.size == 1),
             evaluate=robust_evaluation(settings, model, training_data(settings, data)),
+            save_best="robust/test" if save_best else None,
         ),
     )
 

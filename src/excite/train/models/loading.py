@@ -111,7 +111,7 @@ def load_model(
     """Loads the newest model of a run folder, the one in a checkpoint file of a run, or a file of weights.
 
     Args:
-        path: Run folder; a checkpoint or `artifacts/model.safetensors` in one; or a file of weights, safetensors or of
+        path: Run folder; a checkpoint, `artifacts/model.safetensors` or `artifacts/best.safetensors` in one; or a file of weights, safetensors or of
             `torch.save`, of which only tensors are read.
         model: How to build the model, instead of what the run says: "module:factory", which is imported and called; the name of
             a built-in model; a function; or a module that the weights are loaded into.
@@ -199,7 +199,7 @@ def _train_config(run: Run | None) -> TrainConfig | None:
 def _read(run: Run | None, file: Path | None) -> StoredWeights:
     """The weights in a file, or the newest of a run."""
     if file is not None and run is not None:
-        known = [c.path for c in run.checkpoints()] + [run.path / stored_weights.NAME]
+        known = [c.path for c in run.checkpoints()] + [run.path / stored_weights.NAME, run.path / stored_weights.BEST]
         if file.resolve() not in [path.resolve() for path in known]:
             present = ", ".join(path.name for path in known if path.exists()) or "none"
             raise RunError(f"{file.name} is not a checkpoint in {run.path}: there are {present}")
