@@ -12,7 +12,7 @@ import pytest
 
 from data.archives import CONTENT, GOOD, files_in, put, sha, source, tar
 from excite.data.fetching import cache_folder, fetch, fetch_source
-from excite.data.sources import Archive, File, Source
+from excite.data.sources import SOURCES, Archive, File, Source
 from excite.errors import DataError, InputError
 
 
@@ -120,6 +120,21 @@ def test_an_archive_put_there_by_hand_is_used(tmp_path: Path) -> None:
     (folder / "one.bin").unlink()
     with pytest.raises(DataError, match="expected SHA-256"):
         fetch_source(source(archive), tmp_path)
+
+
+def test_an_archive_of_another_set_is_passed_over(server: Server, tmp_path: Path, monkeypatch) -> None:
+    archive = tar(*GOOD)
+    other, wanted = b"of another set", source(archive, f"{server.address}/archive.tar.gz")
+    monkeypatch.setitem(SOURCES, "other", source(other))
+    server.content["/archive.tar.gz"] = archive
+    put(tmp_path, other)
+    folder = fetch_source(wanted, tmp_path)
+    assert (folder / "two.bin").read_bytes() == CONTENT["two.bin"]
+    put(folder, archive)
+    (folder / "two.bin").unlink()
+    fetch_source(wanted, tmp_path)
+    assert (folder / "two.bin").read_bytes() == CONTENT["two.bin"]
+    assert len(server.requests) == 1  # the second time the one in the folder of the set
 
 
 def test_a_file_in_place_of_the_cache_folder(tmp_path: Path) -> None:

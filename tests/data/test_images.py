@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from data.archives import sha
 from excite.data import load
 from excite.data.fetching import is_right
 from excite.data.images import idx
-from excite.data.sources import SOURCES
+from excite.data.sources import SOURCES, File
 from excite.errors import DataError
 
 
@@ -51,6 +53,45 @@ def have(name: str) -> bool:
     root = os.environ.get("EXCITE_DATA")
     source = SOURCES[name]
     return root is not None and all(is_right(Path(root) / source.folder / f.name, f) for f in source.files)
+
+
+def write_idx(path: Path, values: np.ndarray) -> File:
+    """Writes bytes in the idx format; the file with its hash."""
+    lengths = b"".join(length.to_bytes(4, "big") for length in values.shape)
+    content = b"\0\0\x08" + bytes([values.ndim]) + lengths + values.tobytes()
+    path.write_bytes(content)
+    return File(path.name, len(content), sha(content))
+
+
+@pytest.mark.parametrize(("name", "second"), [("mnist", "1"), ("fashion-mnist", "Trouser")])
+def test_sets_in_the_idx_format(name: str, second: str, tmp_path: Path, monkeypatch) -> None:
+    source, generator = SOURCES[name], np.random.default_rng(0)
+    (tmp_path / source.folder).mkdir()
+    arrays = [
+        generator.integers(0, 256, (20, 28, 28)).astype(np.uint8), np.arange(20, dtype=np.uint8) % 10,
+        generator.integers(0, 256, (10, 28, 28)).astype(np.uint8), np.arange(10, dtype=np.uint8),
+    ]  # fmt: skip
+    files = [write_idx(tmp_path / source.folder / file.name, a) for file, a in zip(source.files, arrays)]
+    archives = tuple(replace(archive, files=(file,)) for archive, file in zip(source.archives, files))
+    monkeypatch.setitem(SOURCES, name, replace(source, archives=archives))
+    data = load(name, root=tmp_path, scale=(0, 255))
+    assert data.name == name
+    assert data.classes[1] == second
+    assert len(set(data.classes)) == 10
+    assert np.array_equal(data.x_train[:, 0], arrays[0])
+    assert np.array_equal(data.x_test[:, 0], arrays[2])
+    assert torch.equal(data.y_test, torch.arange(10))
+
+
+@pytest.mark.slow
+def test_published_statistics_of_fashion_mnist() -> None:
+    if not have("fashion-mnist"):
+        pytest.skip("set EXCITE_DATA to a folder with fashion-mnist")
+    data = load("fashion-mnist", scale=(0, 1))
+    assert data.y_train.bincount().tolist() == [6000] * 10
+    assert data.y_test.bincount().tolist() == [1000] * 10
+    assert float(data.x_train.double().mean()) == pytest.approx(0.2860, abs=5e-5)
+    assert float(data.x_train.double().std()) == pytest.approx(0.3530, abs=5e-5)
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_bad_options_are_refused(arguments: dict, match: str) -> None:
 
 def test_offline_data_says_how_to_get_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("EXCITE_DATA", str(tmp_path))
-    for name in ("cifar10", "mnist"):
+    for name in ("cifar10", "mnist", "fashion-mnist"):
         with pytest.raises(DataError, match=f"excite data fetch {name}") as error:
             load(name)
         assert "EXCITE_DATA" in str(error.value)
@@ -75,10 +75,10 @@ def test_offline_data_says_how_to_get_it(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_all_names_are_known() -> None:
-    assert set(NAMES) == {"digits", "cifar10", "mnist", *SYNTHETIC}
+    assert set(NAMES) == {"digits", "cifar10", "mnist", "fashion-mnist", *SYNTHETIC}
 
 
 def test_names_are_those_built_in_and_those_downloaded() -> None:
     assert sorted(NAMES) == sorted([*BUILT_IN, *DOWNLOADED])
     assert "digits" in BUILT_IN
-    assert {"cifar10", "mnist"} <= set(DOWNLOADED)
+    assert {"cifar10", "mnist", "fashion-mnist"} <= set(DOWNLOADED)

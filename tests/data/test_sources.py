@@ -12,4 +12,4 @@ def test_every_file_of_the_sources_has_a_hash() -> None:
             assert int(item.sha256, 16) >= 0
         assert all(archive.url.startswith("https://") for archive in known.archives)
     assert len(SOURCES["cifar10"].files) == 6
-    assert len(SOURCES["mnist"].files) == 4
+    assert len(SOURCES["mnist"].files) == len(SOURCES["fashion-mnist"].files) == 4

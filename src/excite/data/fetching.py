@@ -53,7 +53,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, progress: Progr
     """Downloads the files of a set that are not in the cache folder, and verifies their SHA-256.
 
     Args:
-        name: "cifar10" or "mnist".
+        name: "cifar10", "mnist" or "fashion-mnist".
         root: Folder to use instead of the default (see `cache_folder`).
         progress: Called as `progress(phase, bytes_done, bytes_total)` during a download.
 
@@ -82,16 +82,13 @@ def fetch_source(source: Source, root: Path, progress: Progress | None = None) -
         if all(is_right(folder / file.name, file) for file in archive.files):
             continue
         # An archive put there by hand serves as well as a download.
-        for by_hand in (root / archive.name, folder / archive.name):
-            if by_hand.is_file():
-                _check_archive(by_hand, archive)
-                unpack(by_hand, archive, folder)
-                break
+        if by_hand := _find_archive(archive, folder, root):
+            unpack(by_hand, archive, folder)
         else:
             with writing(folder, DataError):
                 folder.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as temporary:
-                    unpack(_download(archive, Path(temporary), root, progress), archive, folder)
+                    unpack(_download(archive, Path(temporary), folder, progress), archive, folder)
     return folder
 
 
@@ -128,16 +125,24 @@ def _sha256(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def _check_archive(path: Path, archive: Archive) -> None:
-    try:
-        digest = _sha256(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    if digest != archive.sha256:
-        raise DataError(f"{path} does not have the expected SHA-256: delete it and get it again from {archive.url}")
+def _find_archive(archive: Archive, folder: Path, root: Path) -> Path | None:
+    """The archive in the folder of the set or in the root; archives of other sets may have the same name."""
+    others = {other.sha256 for source in SOURCES.values() for other in source.archives}
+    for path in (folder / archive.name, root / archive.name):
+        if not path.is_file():
+            continue
+        try:
+            digest = _sha256(path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        if digest == archive.sha256:
+            return path
+        if digest not in others:
+            raise DataError(f"{path} does not have the expected SHA-256: delete it and get it again from {archive.url}")
+    return None
 
 
-def _download(archive: Archive, folder: Path, root: Path, progress: Progress | None) -> Path:
+def _download(archive: Archive, temporary: Path, folder: Path, progress: Progress | None) -> Path:
     import pooch
 
     bar: Any = _Bar(f"downloading {archive.name}", progress) if progress else False
@@ -147,30 +152,30 @@ def _download(archive: Archive, folder: Path, root: Path, progress: Progress | N
     try:
         downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
         return Path(
-            pooch.retrieve(archive.url, f"sha256:{archive.sha256}", archive.name, folder, downloader=downloader)
+            pooch.retrieve(archive.url, f"sha256:{archive.sha256}", archive.name, temporary, downloader=downloader)
         )
     except ValueError as error:
         if "hash" not in str(error):
-            raise DataError(_unreachable(archive, root, error)) from error
+            raise DataError(_unreachable(archive, folder, error)) from error
         raise DataError(
             f"what {archive.url} sent does not have the expected SHA-256 and was thrown away: try again later"
         ) from error
     except OSError as error:  # the errors of requests are OSErrors too
         if type(error).__module__ == "builtins" and error.errno is not None:
-            with writing(folder.parent, DataError):
+            with writing(folder, DataError):
                 raise
-        raise DataError(_unreachable(archive, root, error)) from error
+        raise DataError(_unreachable(archive, folder, error)) from error
     except Exception as error:
         # urllib3 raises errors of its own kind when a connection breaks in the middle of the body.
-        raise DataError(_unreachable(archive, root, error)) from error
+        raise DataError(_unreachable(archive, folder, error)) from error
     finally:
         logger.setLevel(level)
 
 
-def _unreachable(archive: Archive, root: Path, error: Exception) -> str:
+def _unreachable(archive: Archive, folder: Path, error: Exception) -> str:
     return (
-        f"cannot download {archive.url} ({type(error).__name__}): check the network, or put {archive.name} into {root} by "
-        "hand (EXCITE_DATA names that folder) and run this again"
+        f"cannot download {archive.url} ({type(error).__name__}): check the network, or put {archive.name} into {folder} by "
+        "hand (in the folder that EXCITE_DATA names) and run this again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Digits, CIFAR-10 and MNIST as arrays of pixels and labels."""
+"""Digits, CIFAR-10, MNIST and Fashion-MNIST as arrays of pixels and labels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from excite.errors import DataError
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 DIGITS = tuple("0123456789")
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 
 
 def digits(seed: int) -> Raw:
@@ -39,10 +42,18 @@ def cifar10(root: Path) -> Raw:
 
 def mnist(root: Path) -> Raw:
     """MNIST: images of 28×28 in the idx format."""
-    source = SOURCES["mnist"]
+    return _idx_set("mnist", root, DIGITS, "MNIST, handwritten digits, 28×28")
+
+
+def fashion_mnist(root: Path) -> Raw:
+    """Fashion-MNIST: images of clothes, in the format of MNIST."""
+    return _idx_set("fashion-mnist", root, FASHION, "Fashion-MNIST, clothes, 28×28")
+
+
+def _idx_set(name: str, root: Path, classes: tuple[str, ...], description: str) -> Raw:
+    source = SOURCES[name]
     x_train, y_train, x_test, y_test = (idx(read(source, file, root), file.name) for file in source.files)
-    description = "MNIST, handwritten digits, 28×28"
-    return Raw("mnist", (x_train[:, None], y_train), (x_test[:, None], y_test), DIGITS, 255, description)
+    return Raw(name, (x_train[:, None], y_train), (x_test[:, None], y_test), classes, 255, description)
 
 
 def idx(content: bytes, name: str) -> Array:

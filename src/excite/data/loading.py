@@ -13,7 +13,7 @@ from excite.errors import InputError
 
 BUILT_IN = ("digits", *synthetic.SETS)
 """Names of the datasets that need no download."""
-DOWNLOADED = ("cifar10", "mnist")
+DOWNLOADED = ("cifar10", "mnist", "fashion-mnist")
 """Names of the datasets that `fetch` downloads."""
 NAMES = (*BUILT_IN, *DOWNLOADED)
 """Names of all datasets that `load` returns."""
@@ -33,7 +33,7 @@ def load(
     """Loads a dataset. The same arguments give the same points.
 
     Args:
-        name: "digits", "cifar10" or "mnist" (images); "boundaries", "linear-margins-1", "linear-margins-2", "frequencies" or
+        name: "digits", "cifar10", "mnist" or "fashion-mnist" (images); "boundaries", "linear-margins-1", "linear-margins-2", "frequencies" or
             "moons" (synthetic).
         classes: Classes to keep, by number or name; the first becomes label 0, and so on. Images only.
         train: Number of training points, balanced over classes. Default: all.
@@ -69,5 +69,7 @@ def load(
     if name == "digits":
         raw = images.digits(seed)
     else:
-        raw = {"cifar10": images.cifar10, "mnist": images.mnist}[name](cache_folder(root))
+        raw = {"cifar10": images.cifar10, "mnist": images.mnist, "fashion-mnist": images.fashion_mnist}[name](
+            cache_folder(root)
+        )
     return select(raw, classes, train, test, seed, scale)

@@ -48,6 +48,8 @@ class Source:
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+# The authors' repository; their mirror on S3 serves the same bytes, but not by https.
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 
 SOURCES: dict[str, Source] = {
     "cifar10": Source(
@@ -92,6 +94,32 @@ SOURCES: dict[str, Source] = {
                 f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
                 "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
                 (File("t10k-labels-idx1-ubyte", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),),
+            ),
+        ),
+    ),
+    "fashion-mnist": Source(
+        "fashion-mnist",
+        "fashion-mnist",
+        (
+            Archive(
+                f"{_FASHION}/train-images-idx3-ubyte.gz",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                (File("train-images-idx3-ubyte", 47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),),
+            ),
+            Archive(
+                f"{_FASHION}/train-labels-idx1-ubyte.gz",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                (File("train-labels-idx1-ubyte", 60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),),
+            ),
+            Archive(
+                f"{_FASHION}/t10k-images-idx3-ubyte.gz",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                (File("t10k-images-idx3-ubyte", 7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),),
+            ),
+            Archive(
+                f"{_FASHION}/t10k-labels-idx1-ubyte.gz",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                (File("t10k-labels-idx1-ubyte", 10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),),
             ),
         ),
     ),

@@ -30,7 +30,7 @@ def data_list() -> None:
 
 
 @data_app.command("fetch", epilog="Example: excite data fetch cifar10")
-def data_fetch(name: Annotated[str, typer.Argument(help="cifar10 or mnist.")]) -> None:
+def data_fetch(name: Annotated[str, typer.Argument(help="cifar10, mnist or fashion-mnist.")]) -> None:
     """Download, verify and cache a dataset. Files that already exist with the right hash are not downloaded again."""
     from excite.data import fetch
 
