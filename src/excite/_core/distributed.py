@@ -56,6 +56,12 @@ def gathered(rows: Tensor) -> Tensor:
     return torch.cat([shard[:number] for shard, number in zip(shards, numbers)])
 
 
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has, detached; it shares memory with the tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor.detach() if to_local is None else to_local().detach()
+
+
 def anyone(true: bool, device: torch.device) -> bool:
     """Whether it is true in any process. Every process has to call this."""
     flag = torch.tensor(int(true), device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from excite._core.preserve import modules_of
 from excite.errors import ModelError
@@ -120,6 +122,61 @@ def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 keeps a part of the weights in each process: then every forward pass is one of all processes."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in modules_of(model))
+
+
+def unsharded_shapes(model: nn.Module) -> nn.Module:
+    """A copy of a model sharded by FSDP2 as it was before: full shapes on the meta device, without values, compilation and FSDP's hooks.
+
+    To be traced by one process alone, and without memory for the weights. Modules and tensors that stand in several places do so in
+    the copy.
+    """
+    copies: dict[int, Any] = {}
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = _shape_of(value)
+            return copies[id(value)]
+        if not isinstance(value, nn.Module):
+            return value
+        module = unwrap(value)
+        if id(module) not in copies:
+            result: nn.Module = object.__new__(_class_before(module))
+            copies[id(module)] = result
+            result.__dict__.update(tree_map(copy_of, _attributes_before(module)))
+        return copies[id(module)]
+
+    result: nn.Module = copy_of(model)
+    return result
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _class_before(module: nn.Module) -> type:
+    """The class of a module before `fully_shard` gave it one that is derived from it."""
+    return (
+        type(module).__bases__[1]
+        if isinstance(module, sys.modules["torch.distributed.fsdp"].FSDPModule)
+        else type(module)
+    )
+
+
+def _attributes_before(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module without FSDP's hooks and without what `module.compile()` leaves."""
+    attributes = {name: content for name, content in module.__dict__.items() if name != "_compiled_call_impl"}
+    for name in attributes:
+        if name.endswith("_hooks"):
+            hooks = attributes[name].items()
+            own = [
+                (key, hook)
+                for key, hook in hooks
+                if not getattr(hook, "__module__", "").startswith("torch.distributed.")
+            ]
+            attributes[name] = OrderedDict(own)
+    return attributes
 
 
 def is_shared(model: nn.Module) -> bool:

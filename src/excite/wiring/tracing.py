@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from excite._core.checks import Batch, Pick, check_model, check_values, model_errors, shapes_only, tensors
 from excite._core.intercept.names import clean_path
-from excite._core.wrappers import refuse_lazy, unwrap
+from excite._core.wrappers import is_sharded, refuse_lazy, unsharded_shapes, unwrap
 from excite.errors import InputError
 from excite.wiring.channels import follow
 from excite.wiring.channels.slots import ParameterView, Slot, entries_slot
@@ -117,7 +117,8 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     statistics of the batch. The model, its mode, its running statistics and the random state are left unchanged.
 
     A model on the meta device is traced from its shapes, without memory for its weights: 8 billion weights take seconds. What depends on
-    the values of its buffers is then not known; the notes name them.
+    the values of its buffers is then not known; the notes name them. So is a model whose weights are sharded by FSDP2, by each process
+    alone.
 
     Args:
         model: Any module; subclasses, hooks or changes are not needed.
@@ -141,6 +142,8 @@ def trace(model: nn.Module, example: Batch, *, output: Pick = None) -> Wiring:
     """
     model = unwrap(check_model(model))
     refuse_lazy(model)
+    if is_sharded(model):
+        model = unsharded_shapes(model)
     with shapes_only(), _no_garbage_collection():
         return _trace(model, _placed(model, example), output)
 

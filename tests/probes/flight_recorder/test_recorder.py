@@ -236,13 +236,12 @@ def worker(rank: int, size: int, folder: str, sharded: bool) -> None:
         fully_shard(model, mesh=mesh)
     called = model if sharded else DistributedDataParallel(model)
     ids = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(0))
-    probes = [one for one in vital_signs(1) if not (sharded and one.name in ("sharpness", "qk"))]
     steps(
         called,
         ids[:, :-1],
         ids.chunk(size)[rank],
         f"{folder}/run{sharded}",
-        [Loss(), *probes, FlightRecorder()],
+        [Loss(), *vital_signs(1), FlightRecorder()],
         f"{folder}/rows{sharded}",
     )
     dist.destroy_process_group()
@@ -268,8 +267,7 @@ def test_two_processes_have_the_values_of_one(tmp_path, sharded):
     torch.manual_seed(0)
     model = HandGPT("kernel").double()
     ids = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(0))
-    probes = [one for one in vital_signs(1) if not (sharded and one.name in ("sharpness", "qk"))]
-    steps(model, ids[:, :-1], ids, tmp_path / "one", [Loss(), *probes, FlightRecorder()], tmp_path / "rows")
+    steps(model, ids[:, :-1], ids, tmp_path / "one", [Loss(), *vital_signs(1), FlightRecorder()], tmp_path / "rows")
     one, two = (torch.load(tmp_path / name) for name in ("rows", f"rows{sharded}"))
     columns = 1 + [quantity for quantity, _ in _columns(model)].index("residual")
     assert torch.allclose(one[:, 1:columns], two[:, 1:columns], rtol=1e-10)

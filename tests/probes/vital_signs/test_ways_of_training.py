@@ -4,12 +4,16 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import excite
-from excite.probes import AttentionLogits, LogNormalizer, Loss, ResidualStream, vital_signs
+from excite.probes import AttentionLogits, CriticalSharpness, LogNormalizer, Loss, ResidualStream, vital_signs
 from excite.probes.base import StepContext
-from transformer_zoo import HandGPT, captured, slow_stream_signs
+from transformer_zoo import NAMES, HandGPT, captured, make, slow_stream_signs
 
 TOKENS = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(0))
 
@@ -47,6 +51,54 @@ def test_signs_of_every_way_of_training_are_the_same(way, tmp_path):
     quantities = {name.partition("/")[0] for _, name in expected}
     assert quantities == {"loss", *(probe.name for probe in vital_signs(1))}
     assert measured == pytest.approx(expected, rel=1e-10, abs=1e-12, nan_ok=True)
+
+
+def some_loss(output, batch):
+    logits = getattr(output, "logits", output)
+    return logits.square().mean() + logits.sin().mean()
+
+
+def family_signs(zoo, folder):
+    """All vital signs of two steps."""
+    model = zoo.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    probes = [probe for probe in vital_signs(1) if probe.name != "sharpness"]
+    probes.append(CriticalSharpness(excite.probes.Every(1), loss=some_loss))
+    with excite.watch(model, zoo.example, folder, optimizer, probes, strict=True) as watch:
+        for _ in range(2):
+            optimizer.zero_grad()
+            some_loss(model(zoo.example), None).backward()
+            optimizer.step()
+            watch.step()
+
+
+def sharded_worker(rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+    for name in NAMES:
+        zoo, output = make(name), None if name in ("softmax", "kernel") else "logits"
+        whole = excite.trace(zoo.model, zoo.example, output=output)
+        for block in zoo.blocks:
+            fully_shard(zoo.model.get_submodule(block), mesh=mesh)
+        fully_shard(zoo.model, mesh=mesh)
+        sharded = excite.trace(zoo.model, zoo.example, output=output)
+        assert (sharded.rows(), sharded.attentions) == (whole.rows(), whole.attentions)
+        family_signs(zoo, f"{folder}/{name}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_signs_of_sharded_models_are_those_of_whole_ones(tmp_path):
+    """σ₁ gathers weights, and critical sharpness changes shards in place: wrong ones would show in the second step."""
+    mp.spawn(sharded_worker, (2, str(tmp_path)), nprocs=2)
+    for name in NAMES:
+        family_signs(make(name), tmp_path / f"whole-{name}")
+        whole, sharded = (excite.load_run(tmp_path / folder).frame() for folder in (f"whole-{name}", name))
+        expected = {(step, sign): value for step, sign, value in zip(whole.step, whole.name, whole.value)}
+        measured = {(step, sign): value for step, sign, value in zip(sharded.step, sharded.name, sharded.value)}
+        assert {sign.partition("/")[0] for _, sign in expected} == {probe.name for probe in vital_signs(1)}
+        assert measured == pytest.approx(expected, rel=1e-10, abs=1e-14, nan_ok=True)
 
 
 def test_under_autocast_signs_are_those_of_its_tensors():

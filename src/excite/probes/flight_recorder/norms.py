@@ -9,15 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from excite._core.distributed import local_shard
+
 LARGE = 1 << 16  # entries of a tensor, above which blocks of it are taken
 _BLOCKS = 8
 _ROW = 4096  # entries of a row of the sample, and of a block
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The tensor, or the shard of it that this process holds."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor.detach() if to_local is None else to_local().detach()
 
 
 def sample_blocks(tensor: Tensor) -> tuple[list[Tensor], float]:
@@ -46,7 +42,7 @@ class SampledTensors:
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.paths = list(tensors)
         self._tensors = list(tensors.values())
-        parts = [sample_blocks(local_part(tensor)) for tensor in self._tensors]
+        parts = [sample_blocks(local_shard(tensor)) for tensor in self._tensors]
         counts = [[max(1, -(-view.numel() // _ROW)) for view in views] for views, _ in parts]
         first = parts[0][0][0] if parts else torch.zeros(0)
         dtype = torch.float32
@@ -75,7 +71,7 @@ class SampledTensors:
     def read(self) -> Tensor:
         """The sample as it is now, (rows, entries) in float32 or better; the same memory each time."""
         if self._pointers != (pointers := self._addresses()):  # memory was replaced, as by p.data = ...
-            self._views = [view for tensor in self._tensors for view in sample_blocks(local_part(tensor))[0]]
+            self._views = [view for tensor in self._tensors for view in sample_blocks(local_shard(tensor))[0]]
             self._pointers = pointers
         if self._views:
             torch._foreach_copy_(self._targets, self._views)
@@ -126,7 +122,7 @@ class ShardSums:
         for group in self._groups:
             size *= dist.get_world_size(group)
         weights = [1.0 if is_sharded else 1.0 / size for is_sharded in sharded]
-        self._weights = torch.tensor(weights, dtype=torch.float64, device=local_part(first).device)
+        self._weights = torch.tensor(weights, dtype=torch.float64, device=local_shard(first).device)
 
     def __call__(self, sums: Tensor) -> Tensor:
         """The sums of all processes, (..., tensors); every process calls this. Does not wait for the device."""

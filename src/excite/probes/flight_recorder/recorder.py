@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from excite._core.background import drain
 from excite._core.checks import check_count, check_flag, check_number
-from excite._core.distributed import rank_and_size
+from excite._core.distributed import local_shard, rank_and_size
 from excite._core.preserve import device_of, probes_ignored
 from excite.errors import InputError
 from excite.probes.base import Deferred, Measurement, Probe, StepContext, Values
@@ -22,7 +22,7 @@ from excite.probes.distance import LayerGroups, trainable_parameters
 from excite.probes.findings import Finding, MetricSeries, Panel, finite, number
 from excite.probes.flight_recorder.event import LABELS
 from excite.probes.flight_recorder.history import FlightHistory
-from excite.probes.flight_recorder.norms import SampledTensors, ShardSums, local_part, norms
+from excite.probes.flight_recorder.norms import SampledTensors, ShardSums, norms
 from excite.probes.flight_recorder.spikes import SpikeRule
 from excite.probes.vital_signs.adam_moments import moments
 from excite.probes.vital_signs.attention_logits import head_calls
@@ -302,7 +302,7 @@ class _LayerNorms:
         gradients = {path: p.grad for path, p in self.parameters.items() if p.grad is not None}
         if not gradients:
             return self.nothing()
-        dense = [local_part(g.coalesce().values() if g.layout == torch.sparse_coo else g) for g in gradients.values()]
+        dense = [local_shard(g.coalesce().values() if g.layout == torch.sparse_coo else g) for g in gradients.values()]
         return self._for_all("gradients", list(gradients), norms(dense, 2).square())
 
     def state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from torch import Tensor
 from excite._core.calls import Pick
 from excite._core.intercept.affine import clean_path
 from excite._core.warn import warn_user
-from excite._core.wrappers import is_sharded
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, number, rise, since
@@ -47,8 +47,13 @@ class _Rows:
             None if hasattr(weight, "full_tensor") else _view(self._slot.out_rows(weight.detach()), weight, index)
         )
 
+    @property
+    def count(self) -> int:
+        """Number of entries of the rows."""
+        return self._index.numel() * math.prod(self._slot.shape) // self._slot.outputs
+
     def rows(self) -> Tensor:
-        """(heads, channels, width)."""
+        """(heads, channels, width); of a weight that is sharded by a call of all processes."""
         if self._view is not None and self.weight.stride() == self._stride:
             size, stride, start = self._view
             return self.weight.as_strided(size, stride, self.weight.storage_offset() + start)
@@ -76,12 +81,12 @@ def _view(rows: Tensor, weight: Tensor, index: Tensor) -> _View | None:
     return (heads, channels, rows.shape[1]), (apart * row, within * row, column), start
 
 
-def gram_matrices(several: Sequence[Tensor]) -> Tensor:
-    """(count, heads, channels, channels) in float64 of several (heads, channels, width) of one shape."""
-    maximum = max(1, _ENTRIES // max(1, several[0].numel()))
+def gram_matrices(several: Sequence[_Rows]) -> Tensor:
+    """(count, heads, channels, channels) in float64 of the rows of several weights, which agree in their shapes."""
+    maximum = max(1, _ENTRIES // max(1, several[0].count))
     grams = []
     for start in range(0, len(several), maximum):
-        rows = torch.stack(list(several[start : start + maximum])).double()
+        rows = torch.stack([weight.rows() for weight in several[start : start + maximum]]).double()
         grams.append(rows @ rows.mT)
     return torch.cat(grams) if len(grams) > 1 else grams[0]
 
@@ -140,8 +145,6 @@ class AttentionSpectrum(Probe):
         """Finds the weights of every head; warns once of modules whose weights cannot be determined."""
         if ctx.example is None:
             raise InputError("this probe needs an example batch: excite.watch(model, example=x, ...)")
-        if is_sharded(ctx.model):
-            raise ModelError("AttentionSpectrum: the weights are sharded (FSDP), and excite.trace cannot follow them")
         if not ctx.wirings:
             output = _pick(ctx, self.output)
             ctx.wirings[repr(output)] = trace(ctx.model, few_sequences(ctx.example, SEQUENCES), output=output)
@@ -181,8 +184,8 @@ class AttentionSpectrum(Probe):
         grams = [
             (
                 layers,
-                gram_matrices([layer.query.rows() for layer in layers]),
-                gram_matrices([layer.key.rows() for layer in layers]),
+                gram_matrices([layer.query for layer in layers]),
+                gram_matrices([layer.key for layer in layers]),
             )
             for layers in self._alike.values()
         ]

@@ -13,15 +13,16 @@ from torch.utils._pytree import tree_map
 
 from excite._core.calls import Batch, arguments, own_copy, tensors
 from excite._core.checks import shown
+from excite._core.distributed import gathered, local_shard
 from excite._core.intercept.cast_linears import cast_linears
 from excite._core.intercept.other_weights import OtherWeights
 from excite._core.intercept.padded_rows import padded
 from excite._core.preserve import eval_mode
-from excite._core.wrappers import is_sharded
+from excite._core.wrappers import is_sharded, resharded
 from excite.errors import InputError, ModelError
 from excite.probes.base import Deferred, Every, Measurement, Probe, Schedule, StepContext, Values
 from excite.probes.findings import Finding, MetricSeries, Panel, finite, number
-from excite.probes.update_ratio import StepCopy
+from excite.probes.update_ratio import StepCopy, copies
 from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, logits_of, running
 from excite.probes.vital_signs.tokens import token_mask, wide
 
@@ -119,13 +120,10 @@ class CriticalSharpness(Probe):
 
     def attach(self, ctx: StepContext) -> None:
         """Finds the parameters and the loss."""
-        if is_sharded(ctx.model):
-            raise ModelError(
-                "CriticalSharpness: the weights are sharded (FSDP), and other weights cannot take their place"
-            )
+        # Before the model runs: afterwards FSDP's root has gathered parameters, whose memory it frees.
+        self._parameters = {path: p for path, p in ctx.model.named_parameters() if p.requires_grad}
         with running(SEQUENCES):
             self._chosen = self.loss or default_loss(ctx.model, few_sequences(_example(ctx), SEQUENCES))
-        self._parameters = {path: p for path, p in ctx.model.named_parameters() if p.requires_grad}
         self._before.attach(self._parameters, ctx.optimizer)
 
     def detach(self) -> None:
@@ -145,21 +143,47 @@ class CriticalSharpness(Probe):
             return {}
         batch = few_sequences(_example(ctx), SEQUENCES)
         multiples = [self._factor * multiple for multiple in _GRID]
+        evaluate = self._losses_sharded if is_sharded(ctx.model) else self._losses
+        losses = evaluate(ctx.model, batch, before, multiples)
+        compute = partial(self._values, multiples, losses, dict(ctx.optimizer.param_groups[0]))
+        return Deferred(compute) if losses[0].device.type != "cpu" else compute()
+
+    def _losses(self, model: nn.Module, batch: Batch, before: dict[str, Tensor], multiples: list[float]) -> Tensor:
+        """The loss before the update and after each multiple of it, (1 + multiples,)."""
         old, new = list(before.values()), [self._parameters[path] for path in before]
         start = dict(zip(before, map(padded, old)))
         losses: list[Tensor] = []
-        weights = OtherWeights(ctx.model, {path: self._parameters[path] for path in before})
-        with eval_mode(ctx.model), weights.swapped_in(start), cast_linears(ctx.model) as cast:
+        weights = OtherWeights(model, {path: self._parameters[path] for path in before})
+        with eval_mode(model), weights.swapped_in(start), cast_linears(model) as cast:
             for c in (0.0, *multiples):
                 if c:
                     weights.put(start)  # lets go of the last ones: one more set of weights at a time
                     # (1 − c) old + c new, in the order of lerp
                     weights.put(dict(zip(before, map(padded, torch._foreach_lerp(old, new, c)))))
                     cast()
-                args, kwargs = arguments(ctx.model, own_copy(batch))
-                losses.append(wide(self._chosen(ctx.model(*args, **kwargs), batch)).reshape(()))
-        compute = partial(self._values, multiples, torch.stack(losses), dict(ctx.optimizer.param_groups[0]))
-        return Deferred(compute) if losses[0].device.type != "cpu" else compute()
+                losses.append(self._loss_of(model, batch))
+        return torch.stack(losses)
+
+    def _losses_sharded(
+        self, model: nn.Module, batch: Batch, before: dict[str, Tensor], multiples: list[float]
+    ) -> Tensor:
+        """The same where each process has a part of the weights: they are changed in place and restored; the mean over processes."""
+        weights = [local_shard(self._parameters[path]) for path in before]
+        old, new = [local_shard(p) for p in before.values()], copies(weights)
+        losses: list[Tensor] = []
+        try:
+            for c in (0.0, *multiples):
+                torch._foreach_copy_(weights, torch._foreach_lerp(old, new, c))
+                with eval_mode(model), resharded(model):
+                    losses.append(self._loss_of(model, batch))
+        finally:
+            torch._foreach_copy_(weights, new)
+        return gathered(torch.stack(losses)[None]).mean(0)
+
+    def _loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert self._chosen is not None
+        args, kwargs = arguments(model, own_copy(batch))
+        return wide(self._chosen(model(*args, **kwargs), batch)).reshape(())
 
     def _values(self, multiples: list[float], losses: Tensor, group: dict[str, Any]) -> Values:
         start, *moved_losses = losses.double().tolist()

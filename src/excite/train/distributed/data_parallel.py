@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from excite._core.distributed import same_batch
+from excite._core.distributed import local_shard, same_batch
 from excite._core.randomness import capture, reseed, restore, stream
 from excite._core.wrappers import is_sharded, is_shared, resharded, unwrap
 from excite.errors import InputError, ModelError, TrainingStopped
@@ -31,7 +31,6 @@ from excite.train.distributed.full_state import (
     broadcast_buffers,
     broadcast_state,
     full_state,
-    local_shard,
     shard_like,
     shard_optimizer_state,
 )

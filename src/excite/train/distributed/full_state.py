@@ -76,12 +76,6 @@ def broadcast_buffers(model: nn.Module) -> None:
         buffer.data.copy_(chunk.clone().view(buffer.dtype).reshape(buffer.shape))
 
 
-def local_shard(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process has."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
-
-
 def _cut(value: Any, like: Tensor) -> Any:
     """`value`, cut as `like` is, if it is a tensor of that shape."""
     if not isinstance(value, Tensor) or not hasattr(like, "full_tensor") or value.shape != like.shape:
