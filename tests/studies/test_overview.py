@@ -174,11 +174,16 @@ def test_a_study_is_shown_with_claims_and_verdicts(tmp_path: Path) -> None:
         lines = show_lines(study, 100, tmp_path)
         assert max(map(len, lines)) <= 100
         text = " ".join(" ".join(lines).split())
-        for claim in study.claims(study.scales[published_verdicts()[study.name]["scale"]]):
+        claims = study.claims(study.scales[published_verdicts()[study.name]["scale"]])
+        for claim in claims:
             assert " ".join(claim.text.split()) in text
             assert " ".join(claim.quote.split()) in text
             assert claim.reading in text
-        assert "not judged" not in text  # every claim stands on the results page with these words
+        # Every claim stands on the results page with these words, unless a variant of it has no numbers yet.
+        numbers = ROOT / f"docs/results/{study.name}.json"
+        trained = {entry["arm"] for entry in json.loads(numbers.read_text())["numbers"]} if numbers.exists() else None
+        untrained = [claim for claim in claims if trained is not None and not trained.issuperset(claim.variants)]
+        assert text.count(" not judged ") == len(untrained)
         assert f"docs/results/images/{study.name}.png" in text
         assert "published" in text
     stored(tmp_path, "boundaries", "quick", ["holds", "fails"])

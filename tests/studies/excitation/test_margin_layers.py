@@ -18,9 +18,10 @@ def test_extra_variants_train_and_have_claims(tiny: Path, monkeypatch: pytest.Mo
     result = studies.run("margin-layers", seeds=1, workers=1, variants="all", out=tiny / "all", docs=tiny / "docs")
     variants = [n.variant for n in result.numbers]
     assert variants[3:] == [
-        "hidden layers excited", "dropout", "augmented data", "half the data", "twice the data", "adaptive optimizer"
+        "hidden layers excited", "dropout", "augmented data", "every layer excited, augmented data", "half the data", "twice the data",
+        "adaptive optimizer",
     ]  # fmt: skip
-    assert len(result.verdicts) == 9
+    assert len(result.verdicts) == 11
     assert all(v.word == "undecided" for v in result.verdicts)  # one seed has no interval
     assert "--seeds 1 --variants all" in result.command
     assert (tiny / "docs/images/margin-layers-variants.png").exists()

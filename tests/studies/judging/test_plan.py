@@ -94,6 +94,15 @@ def test_equal_numbers_are_counted_by_the_sign_test(tmp_path: Path, claims: int)
     assert over_seeds(np.ones(planned.seeds)).p_value(0.5) <= level
 
 
+@pytest.mark.parametrize("values", [[0.1, 0.3, 0.25, 0.2], [0.2] * 4])
+def test_seeds_without_the_premise_come_on_top(tmp_path: Path, values: list[float]) -> None:
+    """Half of the seeds meet it: twice as many are needed as where all of them do."""
+    everywhere = plan(tmp_path, values, above=0.0)
+    half = plan(tmp_path, [*values, *[-1.0] * len(values)], above=0.0, premise=lambda n: n["a"].v > 0)
+    assert half.verdict.left_out == len(values)
+    assert half.seeds == 2 * everywhere.seeds
+
+
 def test_unreliable_numbers_are_no_matter_of_seeds(tmp_path: Path) -> None:
     study, stored = numbers_of([0.5, 0.6, 0.7], above=0.0)
     for entry in stored["numbers"]:

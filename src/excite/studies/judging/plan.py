@@ -25,10 +25,10 @@ class PlannedClaim:
     """How many seeds decide a claim.
 
     Args:
-            verdict: The verdict with the seeds so far.
-    seeds: How many seeds decide it with the requested power, if effect and spread stay as they are; None where no number does.
-            word: "holds" or "fails": what it would be decided as; empty where it is not judged by an interval.
-            reason: Why no number of seeds would decide it; empty where one does.
+        verdict: The verdict with the seeds so far.
+        seeds: How many seeds decide it with the requested power, if effect and spread stay as they are; None where no number does.
+        word: "holds" or "fails": what it would be decided as; empty where it is not judged by an interval.
+        reason: Why no number of seeds would decide it; empty where one does.
     """
 
     verdict: Verdict
@@ -81,7 +81,8 @@ def plan_seeds(
 
     The effect and its spread are taken to stay as they are. The level is 5 % divided by the number of claims that are judged by an
     interval: Holm's correction at its strictest. What the images add to the error stays, whatever the number of seeds. Where all seeds show
-    the same number, the sign test counts them; where half of a variant's networks are unreliable, no number of seeds decides.
+    the same number, the sign test counts them. Seeds that do not meet a claim's premise come on top, at the rate so far. Where half of a
+    variant's networks are unreliable, no number of seeds decides.
 
     Args:
         study: The study, as for `run`.
@@ -126,14 +127,19 @@ def _plan_claim(verdict: Verdict, level: float, power: float) -> PlannedClaim:
     if verdict.word == "undecided" and any(note.startswith(WHATEVER) for note in verdict.notes):
         return PlannedClaim(verdict, None, word, "more reliable numbers are needed")
     if estimate.error == 0 and not estimate.by_images:  # the sign test, p = 2^(1 − n)
-        return PlannedClaim(verdict, math.ceil(1 - math.log2(level)), word)
+        return PlannedClaim(verdict, _with_left_out(math.ceil(1 - math.log2(level)), verdict), word)
     images = estimate.by_images or 0.0
     spread = (estimate.error**2 - images) * verdict.seeds
     for seeds in range(2, LARGEST + 1):
         if _power(estimate.mean, spread, images, ends, seeds, level) >= power:
-            return PlannedClaim(verdict, seeds, word)
+            return PlannedClaim(verdict, _with_left_out(seeds, verdict), word)
     limit = "more images are needed" if images > spread / LARGEST else f"more than {LARGEST} seeds"
     return PlannedClaim(verdict, None, word, limit)
+
+
+def _with_left_out(seeds: int, verdict: Verdict) -> int:
+    """How many seeds to run, so that the premise is met on so many of them, if it is met as often as so far."""
+    return math.ceil(seeds * (verdict.seeds + verdict.left_out) / verdict.seeds)
 
 
 def _interval_ends(claim: Claim, mean: float) -> tuple[tuple[float, ...], str]:

@@ -31,6 +31,7 @@ class Verdict:
         p: Two-sided p-value of the effect against the threshold; None where the claim is not judged by an interval.
         adjusted: p after Holm's correction for the claims of the page.
         estimate: The mean effect and its standard error; None where the claim is not judged by an interval.
+        left_out: The number of further seeds on which the claim's premise is not met.
 
     Example:
         >>> claim = Claim("a is larger", "not in the papers", "a − b", ("a", "b"), lambda n: n["a"].v - n["b"].v, above=0.0)
@@ -48,6 +49,7 @@ class Verdict:
     p: float | None = None
     adjusted: float | None = None
     estimate: MeanEffect | None = None
+    left_out: int = 0
 
     @property
     def images(self) -> bool:
@@ -143,7 +145,7 @@ def judge(claim: Claim, numbers: Sequence[VariantResult]) -> Verdict | None:
     if reasons and verdict.word != "undecided":
         notes.append(f"{WHATEVER} ({verdict.word}): {reasons[0]}")
     word: Word = "undecided" if reasons else verdict.word
-    return replace(verdict, word=word, notes=(*notes, *_notes(claim, tested)))
+    return replace(verdict, word=word, notes=(*notes, *_notes(claim, tested)), left_out=len(pairs) - len(tested))
 
 
 def _on_every_seed(claim: Claim, effects: Array) -> Verdict:
