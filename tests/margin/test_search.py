@@ -187,3 +187,35 @@ def test_all_misclassified_is_all_zero_and_nothing_to_doubt() -> None:
     assert (found.values == 0).all()
     assert found.median == 0
     assert found.flags == ()
+
+
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+@pytest.mark.parametrize("power", [85, -85])
+def test_huge_and_tiny_outputs_have_the_margins_of_usual_ones(norm: str, power: int) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x) * 2.0**power
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)), torch.rand(9, 6)
+    y, options = model(x).argmax(1), SearchOptions(steps=8, restarts=2, evidence=False)
+    usual, scaled = (margins(m, x, y, norm=norm, bounds=(0, 1), options=options) for m in (model, Scaled(model)))
+    assert torch.equal(scaled.values, usual.values)  # powers of two change no digits; squares of 2**85 overflow
+
+
+def test_perturbations_of_points_almost_on_the_boundary_are_adversarial_by_more_than_rounding() -> None:
+    weight = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    model = nn.Linear(8, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.stack([10 * weight / weight.norm(), torch.zeros(8)])), model.bias.fill_(3.7)
+    x = 1e-3 * weight.expand(4, 8) / weight.norm()
+    found = margins(
+        model, x, torch.zeros(4).long(), norm="2", perturbations=True, options=SearchOptions(steps=8, restarts=1)
+    )
+    f = model((x + found.perturbations).double().float()).detach()
+    assert (f[:, 0] - f[:, 1] <= -64 * torch.finfo(torch.float32).eps * 3.7).all()
+    assert ((found.values >= 1e-3) & (found.values <= 1.006e-3)).all()

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from excite.margin.budget import ROUNDS, TARGET_STEPS
-from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, column, no_perturbations
+from excite.margin.problem import (
+    AdversarialPerturbations,
+    Decision,
+    MarginProblem,
+    column,
+    no_perturbations,
+    unit_of_outputs,
+)
 from excite.margin.reliability.gradient_free import DatasetPoints, towards_points
 from excite.margin.search import PLANS, POLISH, TARGETED, CleanPoints, Noise, SearchPlan, search, to_boundary
 
@@ -49,6 +56,9 @@ class BatchedSearch:
 
     def __post_init__(self) -> None:
         x, decision = self.problem.x, self.problem.decision
+        self.problem = replace(
+            self.problem, decision=replace(decision, unit=unit_of_outputs(self.f, decision.threshold))
+        )
         self.noise = _noise(self.seed)
         self.correct = decision.predicted(self.f) == decision.labels
         self.estimate = x.new_zeros(len(x))  # distance to the boundary by the gradient at the clean point
@@ -223,8 +233,18 @@ class BatchedSearch:
         for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
             f = self.f[index]
             size = f.abs() if f.dim() == 1 else f.abs().amax(1)
-            rounding = 64 * epsilon * (size + abs(decision.threshold) * (f.dim() == 1))
-            for more in (0, 8, 32, 128, 512, 2048):
+            rounding = 64 * epsilon * (size + abs(decision.threshold) * (f.dim() == 1)) * decision.unit
+            for more in (
+                0,
+                8,
+                32,
+                128,
+                512,
+                2048,
+                8192,
+                32768,
+                131072,
+            ):  # the last ones for points almost on the boundary
                 problem = as_given.rows(index)
                 d = problem.constraint.clip(perturbations.d[index] * (1 + more * epsilon))
                 logit_margin, adversarial = problem.decision.evaluate(problem.x + d)

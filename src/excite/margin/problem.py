@@ -29,7 +29,7 @@ class Decision:
     The logit margin of a point is positive while the model decides for its label: f − t or t − f for scalar outputs,
     f_label − f_other for vectors, where other is the class with the smallest (f_label − f_j) / scale_j. With scale_j
     the dual norm of the gradient of that difference, it is the class whose boundary is nearest to first order, which
-    need not be the one with the second largest output. With `target` it is that class.
+    need not be the one with the second largest output. With `target` it is that class. It is multiplied by `unit`.
     A point is adversarial where the model decides otherwise, by exactly the user's rule: f > t, argmax.
     With `channels_last` the model gets images in that memory format, which convolutions and pooling on CPUs are faster in.
     """
@@ -42,6 +42,7 @@ class Decision:
     scale: Tensor | None = None  # (N, classes)
     target: Tensor | None = None  # (N,)
     channels_last: bool = False
+    unit: float = 1.0
 
     def rows(self, index: Tensor) -> Decision:
         """The same for some of the points."""
@@ -61,7 +62,11 @@ class Decision:
         return (f > self.threshold).long() if self.classes == 1 else f.argmax(1)
 
     def logit_margin(self, f: Tensor) -> Tensor:
-        """(N,): how far the outputs are from changing the decision."""
+        """(N,): how far the outputs are from changing the decision, times `unit`."""
+        margin = self._logit_margin(f)
+        return margin if self.unit == 1 else margin * self.unit
+
+    def _logit_margin(self, f: Tensor) -> Tensor:
         if self.classes == 1:
             return torch.where(self.labels == 1, f - self.threshold, self.threshold - f)
         own = f.gather(1, self.labels[:, None])
@@ -92,9 +97,10 @@ class Decision:
         return logit_margin.detach().to(z.dtype), adversarial, torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
 
     def differences(self, z: Tensor, classes: Tensor) -> list[Tensor]:
-        """Gradients of f_label − f_j at z for j in the columns of `classes` (N, k)."""
+        """Gradients of f_label − f_j, times `unit`, at z for j in the columns of `classes` (N, k)."""
         z = z.detach().requires_grad_()
         f = self.outputs(z)
+        f = f if self.unit == 1 else f * self.unit
         own = f.gather(1, self.labels[:, None])[:, 0]
         last = classes.shape[1] - 1
         return [
@@ -142,6 +148,15 @@ def features(model: nn.Module, layer: nn.Linear, x: Tensor, output: Pick = None)
     if output is not None:
         pick_output(returned, output)
     return inputs[-1].to(x.dtype)
+
+
+def unit_of_outputs(f: Tensor, threshold: float) -> float:
+    """1 for outputs of a usual size; else the power of two that brings them near 1.
+
+    The squares of gradients of outputs above 1e19 or below 1e-19 leave the range of float32.
+    """
+    size = float((f - threshold if f.dim() == 1 else f).abs().amax()) if f.numel() else 1.0
+    return 1.0 if size == 0 or 1e-10 < size < 1e10 else 2.0 ** -max(-120, min(120, round(math.log2(size))))
 
 
 def _finite(f: Tensor) -> Tensor:
