@@ -180,18 +180,24 @@ def _planted(searched: BatchedSearch, perturbations: AdversarialPerturbations) -
 
 
 def _mend(searched: BatchedSearch, perturbations: AdversarialPerturbations, evidence: Evidence) -> Evidence:
-    """Searches again with other gradients: with those that find smaller perturbations at a few points, at all of them."""
+    """Searches again with other gradients: with those that find the smallest perturbations at a few points, at all of them."""
     attacked = searched.correct & torch.isfinite(perturbations.radius)
     sample, before = _some(attacked, _TRIED), perturbations.radius.clone()
+    factors: dict[Method, float] = {}
     for method in METHODS:
-        _search_again(searched, perturbations, sample, method)
-        better = int((perturbations.radius < _BEATEN * before).sum())
-        if better > max(1, 0.1 * len(sample)):
-            for index in torch.nonzero(attacked)[:, 0].split(searched.batch):
-                _search_again(searched, perturbations, index, method)
-            improved = int((perturbations.radius < _BEATEN * before).sum())
-            return replace(evidence, mended=DESCRIPTIONS[method], improved=improved)
-    return evidence
+        found = AdversarialPerturbations(before.clone(), perturbations.d.clone())
+        _search_again(searched, found, sample, method)
+        factor = (found.radius / before)[sample]
+        if int((factor < _BEATEN).sum()) > max(1, 0.1 * len(sample)):
+            factors[method] = float(factor.log().mean())
+        perturbations.update(sample, found.radius[sample], found.d[sample])
+    if not factors:
+        return evidence
+    method = min(factors, key=lambda name: factors[name])
+    for index in torch.nonzero(attacked)[:, 0].split(searched.batch):
+        _search_again(searched, perturbations, index, method)
+    improved = int((perturbations.radius < _BEATEN * before).sum())
+    return replace(evidence, mended=DESCRIPTIONS[method], improved=improved)
 
 
 def _search_again(

@@ -54,6 +54,34 @@ def test_all_agree_with_the_gradient_of_a_linear_model(method: str) -> None:
         torch.testing.assert_close(gradient / (8 if method == "averaged" else 1), exact.expand(5, 3))
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+def test_gradients_of_the_last_linear_layer_leave_out_what_follows_it(classes: int) -> None:
+    class Saturated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, classes)).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            f = self.logits(x)
+            return torch.where(f > 0, 1.0, 0.0) + 0 * f if classes == 1 else torch.softmax(1e5 * f, 1)
+
+    torch.manual_seed(0)
+    model, x = Saturated(), torch.randn(5, 4, dtype=torch.float64)
+    y = model(x)[:, 0].long() if classes == 1 else model(x).argmax(1)
+    base = Decision(model, None, 0.5, y, classes)
+    decision = SurrogateDecision(
+        model, None, 0.5, y, classes,
+        base=base, method="logits", noise=_noise(0), size=x[:, 0], layer=model.logits[2],
+    )  # fmt: skip
+    assert not base.gradients(x)[2].any()
+    logits = Decision(model.logits, None, 0.5, y, classes)
+    value, adversarial, gradient = decision.gradients(x)
+    expected = logits.gradients(x)
+    torch.testing.assert_close(value, expected[0])
+    torch.testing.assert_close(gradient, expected[2])
+    assert torch.equal(adversarial, base.evaluate(x)[1])  # decided by the model itself
+
+
 def test_noise_has_the_size_asked_for() -> None:
     noise = torch.randn(2000, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for norm, order in (("2", 2.0), ("1", 1.0)):

@@ -1,4 +1,4 @@
-"""Gradients for models whose own mislead: straight through rounding, averaged over noise, or from differences of outputs.
+"""Gradients for models whose own mislead: of the last linear layer, straight through rounding, averaged, or from differences.
 
 They only steer the search: what counts as adversarial is decided by the model itself.
 """
@@ -14,12 +14,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from excite._core.checks import Norm
-from excite.margin.problem import AdversarialPerturbations, Decision, MarginProblem, column
+from excite.margin.problem import (
+    AdversarialPerturbations,
+    Decision,
+    MarginProblem,
+    column,
+    features,
+    no_perturbations,
+)
+from excite.margin.reliability.planted import last_linear
 from excite.margin.search import PLANS, CleanPoints, Noise, search
 
-Method = Literal["straight-through", "averaged", "differences"]
-METHODS: tuple[Method, ...] = ("straight-through", "averaged", "differences")
+Method = Literal["logits", "straight-through", "averaged", "differences"]
+METHODS: tuple[Method, ...] = ("logits", "straight-through", "averaged", "differences")
 DESCRIPTIONS: dict[Method, str] = {
+    "logits": "gradients of the last linear layer instead of what follows it",
     "straight-through": "gradients straight through rounding, signs and other steps",
     "averaged": "gradients averaged over noise",
     "differences": "differences of outputs instead of gradients",
@@ -49,12 +58,16 @@ class StraightThrough(TorchFunctionMode):
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateDecision(Decision):
-    """The decisions of another `Decision`, with gradients by `method`; noise is measured by `size` (N,), per coordinate."""
+    """The decisions of another `Decision`, with gradients by `method`; noise is measured by `size` (N,), per coordinate.
+
+    layer: the last linear layer, for "logits"; it has one output per class.
+    """
 
     base: Decision
     method: Method
     noise: Noise
     size: Tensor
+    layer: nn.Linear | None = None
 
     def rows(self, index: Tensor) -> SurrogateDecision:
         """The same for some of the points."""
@@ -69,7 +82,9 @@ class SurrogateDecision(Decision):
     def gradients(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logit margin and adversarial (N,) of the model itself, and the surrogate of the gradient."""
         logit_margin, adversarial = self.base.evaluate(z)
-        if self.method == "straight-through":
+        if self.layer is not None:
+            logit_margin, gradient = self._before_what_follows(z, self.layer)
+        elif self.method == "straight-through":
             with StraightThrough():
                 gradient = self.base.gradients(z)[2]
         elif self.method == "averaged":
@@ -83,6 +98,16 @@ class SurrogateDecision(Decision):
                 ahead, back = (self.base.evaluate(z + sign * column(self.size, z) * step)[0] for sign in (1, -1))
                 gradient += column((ahead - back) / (2 * self.size), z) * step / _PAIRS
         return logit_margin, adversarial, gradient
+
+    def _before_what_follows(self, z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Logit margin (N,) of the outputs of the layer, and its gradient."""
+        z = z.detach().requires_grad_()
+        f = layer(features(self.base.model, layer, z, self.base.output).to(layer.weight.dtype))
+        logit_margin = self.base.logit_margin(f[:, 0] if self.base.classes == 1 else f)
+        if not logit_margin.requires_grad:
+            return logit_margin.to(z.dtype), torch.zeros_like(z)
+        (gradient,) = torch.autograd.grad(logit_margin.sum(), z)
+        return logit_margin.detach().to(z.dtype), torch.nan_to_num(gradient, 0.0, 0.0, 0.0)
 
 
 def noise_size(radius: Tensor, norm: Norm, elements: int) -> Tensor:
@@ -99,12 +124,18 @@ def noise_size(radius: Tensor, norm: Norm, elements: int) -> Tensor:
 def surrogate_search(
     problem: MarginProblem, radius: Tensor, method: Method, steps: int, noise: Noise
 ) -> AdversarialPerturbations:
-    """A search from the clean points with surrogate gradients; noise is sized by the best radii so far (N,)."""
+    """A search from the clean points with surrogate gradients; noise is sized by the best radii so far (N,).
+
+    Finds nothing where the method does not apply: "logits" without a last linear layer.
+    """
+    layer = last_linear(problem.decision.model, problem.x[:2]) if method == "logits" else None
+    if method == "logits" and (layer is None or layer.out_features != problem.decision.classes):
+        return no_perturbations(problem.x)
     size = noise_size(radius, problem.constraint.norm, problem.x[0].numel())
     base = problem.decision
     decision = SurrogateDecision(
         base.model, base.output, base.threshold, base.labels, base.classes, base.scale,
-        base=base, method=method, noise=noise, size=size,
+        base=base, method=method, noise=noise, size=size, layer=layer,
     )  # fmt: skip
     problem = replace(problem, decision=decision)
     clean = CleanPoints(*decision.gradients(problem.x), torch.minimum(problem.constraint.init_radius, radius))
