@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from excite.errors import InputError
+from excite.errors import InputError, ModelError
 from excite.margin import SearchOptions, loader_margins, margins
 from excite.margin.loaders import _digest_of_model
 from excite.margin.result import concatenate
@@ -117,6 +117,12 @@ def worker(rank: int, size: int, folder: str) -> None:
             loader_margins(model, DataLoader(loader.dataset, 2, sampler=sampler), bounds=(0, 1), options=QUICK)
     found = loader_margins(model, loader, f"{folder}/margins", bounds=(0, 1), options=QUICK)
     torch.save(found.values, f"{folder}/{rank}.pt")
+    x, y = loader.dataset.tensors
+    broken = DataLoader(
+        TensorDataset(torch.where(torch.arange(len(x))[:, None] == 9, torch.nan, x), y), loader.batch_size
+    )
+    with pytest.raises(InputError if rank == 1 else ModelError, match="NaN"):  # the second batch is that of process 1
+        loader_margins(model, broken, bounds=(0, 1), options=QUICK)
     dist.destroy_process_group()
 
 

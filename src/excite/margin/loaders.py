@@ -17,7 +17,7 @@ from excite._core.checks import check_count, check_dense, check_model, check_pat
 from excite._core.distributed import rank_and_size
 from excite._core.files import read_json, write_json, writing
 from excite._core.preserve import device_of
-from excite.errors import ExciteError, InputError
+from excite.errors import ExciteError, InputError, ModelError, one_line
 from excite.margin.measure import margins
 from excite.margin.result import Margins, concatenate
 
@@ -52,6 +52,7 @@ def loader_margins(
 
     Raises:
         InputError: if the loader yields something else, or nothing, or shuffles under torchrun.
+        ModelError: if another process failed; it names the reason.
 
     Example:
         >>> data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,)))
@@ -70,16 +71,21 @@ def loader_margins(
     total = _length(loader, batches)
     settings = _digest_of_model(model, arguments) if directory is not None else ""
     by_batch: dict[int, Margins] = {}
-    for number, batch in enumerate(_first(loader, batches)):
-        if number % size == rank:
-            x, y = _pair(batch, device_of(model))
-            by_batch[number] = _batch_margins(
-                model, x, y, None if directory is None else directory / f"batch-{number:06d}.json", settings, arguments
-            )
-        if progress is not None:
-            progress(number + 1, total)
+    error: Exception | None = None
+    try:
+        for number, batch in enumerate(_first(loader, batches)):
+            if number % size == rank:
+                x, y = _pair(batch, device_of(model))
+                path = None if directory is None else directory / f"batch-{number:06d}.json"
+                by_batch[number] = _batch_margins(model, x, y, path, settings, arguments)
+            if progress is not None:
+                progress(number + 1, total)
+    except Exception as raised:
+        if size == 1:
+            raise
+        error = raised  # the other processes wait for this one's margins
     if size > 1:
-        by_batch = _from_all(by_batch, size)
+        by_batch = _from_all(by_batch, error, size)
     if not by_batch:
         raise InputError("loader: expected at least one batch; it yields none")
     return concatenate([by_batch[number] for number in sorted(by_batch)])
@@ -179,8 +185,14 @@ def _pair(batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     return x.to(device), y.to(device)
 
 
-def _from_all(by_batch: dict[int, Margins], size: int) -> dict[int, Margins]:
-    """The margins of all processes by batch, in every process."""
+def _from_all(by_batch: dict[int, Margins], error: Exception | None, size: int) -> dict[int, Margins]:
+    """The margins of all processes by batch, in every process; raises in all of them if one failed."""
     gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, {number: margins.to_dict() for number, margins in by_batch.items()})
+    own = {number: margins.to_dict() for number, margins in by_batch.items()}
+    dist.all_gather_object(gathered, own if error is None else f"{type(error).__name__}: {one_line(error)}")
+    if error is not None:
+        raise error
+    for rank, stored in enumerate(gathered):
+        if isinstance(stored, str):
+            raise ModelError(f"process {rank} of {size} failed: {stored}")
     return {number: Margins.from_dict(stored) for some in gathered for number, stored in some.items()}
