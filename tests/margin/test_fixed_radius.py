@@ -118,6 +118,19 @@ def test_one_radius_finds_what_the_quick_attack_misses():
     assert "not to be trusted" in str(found)
 
 
+def test_eps_is_one_radius_and_classes_are_counted():
+    model, x, y = linear(4)
+    quick = {"steps": 3, "search": SearchOptions(steps=4, restarts=1, evidence=False, certify=False)}
+    found, expected = (
+        robust_accuracy(model, x, y, eps=0.1, **quick),
+        robust_accuracy(model, x, y, 0.1, classes=4, **quick),
+    )
+    assert found.radius == 0.1
+    assert torch.equal(found.broken, expected.broken)
+    scalar, x, y = linear(1)
+    assert robust_accuracy(scalar, x, y, [0.1], steps=3) == robust_accuracy(scalar, x, y, [0.1], classes=None, steps=3)
+
+
 def test_no_point_left_needs_no_search():
     model, x, y = linear(4)
     found = robust_accuracy(model, x, y, 1e3, classes=4, steps=5)
@@ -134,6 +147,10 @@ def test_no_point_left_needs_no_search():
         ({"radii": -0.1}, "radii"),
         ({"radii": True}, "radii"),
         ({"radii": 0.1, "search": 3}, "SearchOptions"),
+        ({"search": SearchOptions(steps=4)}, "one radius only"),
+        ({"eps": 0.1}, "either radii or eps"),
+        ({"radii": None}, "either radii or eps"),
+        ({"radii": None, "eps": -1}, "eps"),
         ({"restarts": 0}, "restarts"),
         ({"x": torch.zeros(0, 6)}, "at least one"),
         ({"y": torch.zeros(3)}, "as many labels"),

@@ -65,7 +65,7 @@ def broken_at(
         radii: in ascending order.
         norm: "inf", "2" or "1".
         bounds: (low, high) of the inputs.
-        classes: number of classes, for more than one output, as in `AdversarialTraining`.
+        classes: number of classes, as in `AdversarialTraining`; by default the number of outputs.
         threshold: class 1 where a scalar output is larger, as in `AdversarialTraining`.
         steps: steps of an attack.
         restarts: attacks per radius, each from a random start.
@@ -88,6 +88,7 @@ def broken_at(
     if x.dim() == 0 or not len(x) or y.shape not in ((len(x),), (len(x), 1)):
         raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
     device = device_of(model)
+    classes = _number_of_outputs(model, x[:1].to(device)) if classes is None else classes
     attacks = {
         r: AdversarialTraining(model, r, norm, steps, None, True, "margin", classes, bounds, threshold) for r in radii
     }
@@ -99,6 +100,13 @@ def broken_at(
             if progress is not None:
                 progress(done / len(batches))
     return torch.cat(smallest)
+
+
+def _number_of_outputs(model: nn.Module, x: Tensor) -> int | None:
+    """The columns of the outputs (1, m) if there are several; None for anything else, which is checked elsewhere."""
+    with eval_mode(model), torch.no_grad(), own_randomness(0, x.device):
+        f = model(x)
+    return f.shape[1] if isinstance(f, Tensor) and f.dim() == 2 and f.shape[1] > 1 else None
 
 
 def _attack(
@@ -180,9 +188,17 @@ class RobustAccuracy:
 @overload
 def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: float, **options: Any) -> RobustAccuracy: ...
 @overload
+def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, *, eps: float, **options: Any) -> RobustAccuracy: ...
+@overload
 def robust_accuracy(model: nn.Module, x: Tensor, y: Tensor, radii: Sequence[float], **options: Any) -> list[float]: ...
 def robust_accuracy(
-    model: nn.Module, x: Tensor, y: Tensor, radii: float | Sequence[float], **options: Any
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    radii: float | Sequence[float] | None = None,
+    *,
+    eps: float | None = None,
+    **options: Any,
 ) -> list[float] | RobustAccuracy:
     """The fraction of points that are classified correctly and stay so under attack: an upper bound.
 
@@ -194,6 +210,7 @@ def robust_accuracy(
         x: points (N, ...).
         y: labels (N,) or (N, 1).
         radii: one radius, or several in ascending order.
+        eps: one radius, instead of `radii`.
         **options: those of `broken_at`: norm, bounds, classes, threshold, steps, restarts, batch, seed, progress. For one
             radius also `search`, the `SearchOptions` of the second search.
 
@@ -206,11 +223,17 @@ def robust_accuracy(
     Example:
         >>> model, x = torch.nn.Linear(4, 10), torch.rand(6, 4)
         >>> excite.robust_accuracy(model, x, model(x).argmax(1), [0, 8 / 255], classes=10, bounds=(0, 1))
-        >>> print(excite.robust_accuracy(model, x, model(x).argmax(1), 8 / 255, classes=10, bounds=(0, 1)))
+        >>> print(excite.robust_accuracy(model, x, model(x).argmax(1), eps=8 / 255, bounds=(0, 1)))
     """
+    if (radii is None) == (eps is None):
+        raise InputError("expected either radii or eps: the size of the perturbations, such as eps=8 / 255")
+    if radii is None:
+        radii = check_number(eps, "eps", 0)
     if isinstance(radii, int | float) and not isinstance(radii, bool):
         return _with_evidence(model, x, y, check_number(radii, "radii", 0), **options)
     radii = check_numbers(radii, "radii", 0)
+    if "search" in options:
+        raise InputError("search: the second search is made for one radius only, given as a number: leave search out")
     smallest = broken_at(model, x, y, radii, **options)
     return [float((smallest > radius).double().mean()) for radius in radii]
 
