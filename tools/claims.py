@@ -27,10 +27,11 @@ def judged_again(text: str, numbers: Path) -> tuple[str, bytes]:
     from excite.studies.page import verdict_lines
     from excite.studies.runner import published_numbers
 
-    judged = judge_again(numbers.stem, numbers)
+    content = json.loads(numbers.read_text(encoding="utf-8"))
+    judged = judge_again(content["study"], numbers)
     lines = "\n".join(verdict_lines(judged.verdicts, judged.scale))
     before, _, after = text.partition("## Verdicts\n")
-    stored = {**json.loads(numbers.read_text(encoding="utf-8")), "verdicts": [v.plain() for v in judged.verdicts]}
+    stored = {**content, "verdicts": [v.plain() for v in judged.verdicts]}
     return f"{before}{lines}\n## Numbers\n{after.partition('## Numbers' + chr(10))[2]}", published_numbers(stored)
 
 

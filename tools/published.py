@@ -16,11 +16,13 @@ FILE = ROOT / "src/excite/studies/published.json"
 
 def published() -> str:
     """The content of the file."""
+    from excite.studies import STUDIES
     from excite.studies.overview import read_results_page
 
     pages = {
         page.stem: read_results_page(page.read_text(encoding="utf-8"))
         for page in sorted((ROOT / "docs/results").glob("*.md"))
+        if page.stem in STUDIES  # not the pages of further scales
     }
     return json.dumps(pages, indent=1, ensure_ascii=False) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import re
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_pages_show_the_verdicts_of_their_numbers(file: Path) -> None:
 @pytest.mark.parametrize("file", sorted((ROOT / "docs/results").glob("*.json")), ids=lambda file: file.stem)
 def test_identities_have_no_interval_over_seeds(file: Path) -> None:
     """Seeds that differ by rounding say nothing about other seeds: such a claim is exact, or universal."""
-    for verdict in judge_again(file.stem, file).verdicts:
+    for verdict in judge_again(json.loads(file.read_text(encoding="utf-8"))["study"], file).verdicts:
         if verdict.estimate is not None and verdict.claim.within is None:
             threshold = verdict.claim.above if verdict.claim.above is not None else verdict.claim.below or 0.0
             rounding = 1e-9 * max(abs(threshold), abs(verdict.effect))
@@ -74,7 +75,8 @@ def test_identities_have_no_interval_over_seeds(file: Path) -> None:
 def test_pages_say_where_seeds_are_missing(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     found = read_results_page(text)
-    expected = seeds_line(found["seeds"], STUDIES[page.stem].scales[found["scale"]].seeds)
+    study = STUDIES[page.stem.removesuffix(f"-{found['scale']}")]
+    expected = seeds_line(found["seeds"], study.scales[found["scale"]].seeds)
     assert [line for line in text.splitlines() if line.startswith("- That is ")] == expected
 
 

@@ -308,12 +308,13 @@ def _versions(jobs: list[Job], earlier: EarlierNumbers) -> dict[str, str]:
 def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None) -> None:
     study, folder = result.study, result.folder
     scale = study.scales[result.scale]
+    stem = f"{study.name}-{scale.name}" if scale.own_page else study.name  # of the page in the documentation
     drawn = study.method.figures(study, scale, details, result.numbers)
     first = next(iter(drawn))
     places = [(folder, "results.md", {name: name for name in drawn})]
     if docs is not None:
         tail = {name: "" if name == first else f"-{name}" for name in drawn}
-        places.append((docs, f"{study.name}.md", {name: f"images/{study.name}{tail[name]}" for name in drawn}))
+        places.append((docs, f"{stem}.md", {name: f"images/{stem}{tail[name]}" for name in drawn}))
     for place, text, names in places:
         for name, (_, figure) in drawn.items():
             save(figure, place / names[name], "png", *(["svg"] if place == folder else []))
@@ -337,7 +338,7 @@ def _write(result: StudyResult, details: dict[str, list[Any]], docs: Path | None
     }
     write_json(folder / "numbers.json", numbers)
     if docs is not None:
-        write_bytes(docs / f"{study.name}.json", published_numbers(numbers))
+        write_bytes(docs / f"{stem}.json", published_numbers(numbers))
 
 
 def published_numbers(numbers: dict[str, Any]) -> bytes:

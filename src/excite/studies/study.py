@@ -242,6 +242,7 @@ class Scale:
         seeds: Number of seeds.
         words: What distinguishes the scale, for the results page.
         every_variant: Whether extra variants belong to it without being requested.
+        own_page: Whether its results page is NAME-SCALE.md, beside the study's NAME.md of another scale.
 
     Example:
         >>> Scale(name="quick", seeds=3, words="fewer images").seeds
@@ -252,6 +253,7 @@ class Scale:
     seeds: int
     words: str
     every_variant: bool = False
+    own_page: bool = False
 
     def plain(self) -> dict[str, Any]:
         """The entry of numbers.json."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_the_same_verdicts_come_out(result: studies.StudyResult) -> None:
         again = judge_again("pair", file)
         assert [v.word for v in again.verdicts] == [v.word for v in result.verdicts]
         assert again.verdicts[0].effect == pytest.approx(result.verdicts[0].effect, rel=1e-6)
+
+
+def test_a_scale_may_have_a_page_of_its_own(result: studies.StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path("docs/results/pair.md").read_bytes()
+    scales = {**STUDY.scales, "paper": replace(STUDY.scales["quick"], name="paper", own_page=True)}
+    monkeypatch.setitem(studies.STUDIES, "pair", replace(STUDY, scales=scales))
+    again = studies.run("pair", "paper", workers=1, docs="docs/results")
+    assert Path("docs/results/pair.md").read_bytes() == page
+    assert "images/pair-paper.png" in Path("docs/results/pair-paper.md").read_text()
+    assert judge_again("pair", "docs/results/pair-paper.json").verdicts[0].word == again.verdicts[0].word
 
 
 def test_the_published_file_is_small_and_has_a_line_per_seed(result: studies.StudyResult) -> None:
@@ -108,5 +119,5 @@ def test_published_numbers_give_the_published_verdicts() -> None:
     """Pages whose numbers are committed: their verdicts are those of the numbers."""
     root = Path(__file__).parents[3] / "docs/results"
     for file in sorted(root.glob("*.json")):
-        judged = judge_again(file.stem, file)
+        judged = judge_again(json.loads(file.read_text())["study"], file)
         assert judged.changes == (), file.name

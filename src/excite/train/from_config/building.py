@@ -115,10 +115,8 @@ def robust_evaluation(config: TrainConfig, model: nn.Module, data: Dataset) -> C
     options = {"norm": settings.norm, "bounds": _pair(settings.bounds), "steps": settings.steps, "restarts": 1}
     points = {}
     for split, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
-        count = min(settings.points, len(x))
-        if count:
-            chosen = torch.arange(count) * len(x) // count
-            points[split] = x[chosen], y[chosen]
+        if len(x):
+            points[split] = evaluated_points(x, y, settings.points)
 
     def evaluate(epochs_done: int) -> dict[str, float]:
         if epochs_done % settings.every and epochs_done != config.epochs:
@@ -130,6 +128,13 @@ def robust_evaluation(config: TrainConfig, model: nn.Module, data: Dataset) -> C
         }
 
     return evaluate
+
+
+def evaluated_points(x: Tensor, y: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The points on which robust accuracy is measured during training: at most `count`, evenly spaced from the first on."""
+    count = min(count, len(x))
+    chosen = torch.arange(count) * len(x) // count
+    return x[chosen], y[chosen]
 
 
 def held_out_points(data: Dataset, count: int) -> tuple[Tensor, Tensor]:
