@@ -207,7 +207,7 @@ def test_huge_and_tiny_outputs_have_the_margins_of_usual_ones(norm: str, power: 
     assert torch.equal(scaled.values, usual.values)  # powers of two change no digits; squares of 2**85 overflow
 
 
-def test_perturbations_of_points_almost_on_the_boundary_are_adversarial_by_more_than_rounding() -> None:
+def test_perturbations_near_the_boundary_stay_adversarial() -> None:
     weight = torch.randn(8, generator=torch.Generator().manual_seed(0))
     model = nn.Linear(8, 2)
     with torch.no_grad():

@@ -55,7 +55,7 @@ def test_all_agree_with_the_gradient_of_a_linear_model(method: str) -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 3])
-def test_gradients_of_the_last_linear_layer_leave_out_what_follows_it(classes: int) -> None:
+def test_gradients_of_the_last_linear_layer_end_there(classes: int) -> None:
     class Saturated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
