@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from excite.margin.gap import ks_of_samples
 from excite.studies.judging.intervals import Array, MeanEffect, over_seeds, over_seeds_and_images, resample
 
 
@@ -47,6 +48,41 @@ def test_coverage_over_seeds_and_images(seeds: int, by_seed: float, by_image: fl
     assert 0.93 <= together <= 0.97
     if by_image >= 1:  # the images matter: seeds alone say too much
         assert alone < 0.92
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overfit", "true_gap"), [((0.25, 0.25), 0.0), ((0.05, 0.25), -0.106)])
+def test_coverage_of_gaps_and_medians(overfit: tuple[float, float], true_gap: float) -> None:
+    """Two variants whose training margins are exp(overfit) times those of test images; 5 seeds, 100 images.
+
+    A gap of so few images is larger than that of all images, the more so the smaller it is. So a difference of gaps is underestimated:
+    its interval misses the true one more often, on the side of no difference.
+    """
+    points, seeds, draws, repeats = 100, 5, 40, 200
+    covered, beyond = np.zeros(2), 0.0
+    for repeat in range(repeats):
+        rng = np.random.default_rng(repeat)
+        images = 0.6 * rng.normal(size=(2, points))  # training, test: the same for all seeds and variants
+        chosen = [resample(points, draws, 2 * repeat + split) for split in (0, 1)]
+        gaps, medians = [], []
+        for variant in (0, 1):
+            own = 0.05 * rng.normal(size=(2, seeds, 1)) + 0.3 * rng.normal(size=(2, seeds, points))
+            margins = np.exp(images[:, None] + own)
+            margins[0] *= np.exp(overfit[variant])
+            drawn = [margins[split][:, chosen[split]] for split in (0, 1)]  # (seeds, draws, points)
+            gaps.append(
+                [[ks_of_samples(*(d[seed, at] for d in drawn)) for at in range(draws)] for seed in range(seeds)]
+            )
+            gaps[-1] = [[ks_of_samples(*margins[:, seed]), *gaps[-1][seed]] for seed in range(seeds)]
+            medians.append(np.concatenate([np.median(margins[1], 1)[:, None], np.median(drawn[1], 2)], 1))
+        for at, (values, truth) in enumerate(((gaps, true_gap), (medians, 0.0))):
+            effects = np.array(values[0]) - np.array(values[1])
+            low, high = over_seeds_and_images(effects[:, 0], effects[:, 1:]).interval()
+            covered[at] += low <= truth <= high
+            beyond += at == 0 and high < truth
+    assert 0.92 <= covered[1] / repeats <= 0.99  # 93 to 97 %, and two standard deviations of 200 repeats
+    assert covered[0] / repeats >= (0.92 if true_gap == 0 else 0.85)
+    assert beyond / repeats <= 0.04  # a difference is hardly ever overestimated
 
 
 def test_images_never_narrow_an_interval() -> None:
