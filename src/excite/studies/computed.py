@@ -167,6 +167,7 @@ class Computed:
         data: Data sets that have to be there.
         combine: Function of all results and of their details by variant that returns the results, where some of their values depend
             on all runs, such as thresholds tuned on some of them.
+        chance: Networks with a test accuracy (`accuracy_test`) below this decide hardly better than by chance.
     """
 
     compute: Compute | Jointly | Resumable
@@ -177,6 +178,7 @@ class Computed:
     settings: tuple[str, ...] = ()
     data: tuple[str, ...] = field(default=())
     combine: Callable[[Sequence[VariantResult], Mapping[str, Sequence[Any]]], list[VariantResult]] | None = None
+    chance: float = 0.0
 
     def job(self, study: str, variant: Variant, scale: Any, seed: int, folder: Path, device: str) -> Job:
         """Makes the job of one variant and seed."""
@@ -196,7 +198,8 @@ class Computed:
         try:
             stored = json.loads((job.folder / "result.json").read_text())
             values = {name: float("nan") if value is None else float(value) for name, value in stored["values"].items()}
-            return VariantResult(job.variant, job.seed, values, tuple(stored["flags"])), stored["detail"]
+            by_chance = values.get("accuracy_test", 1.0) < self.chance
+            return VariantResult(job.variant, job.seed, values, tuple(stored["flags"]), by_chance), stored["detail"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{job.folder / 'result.json'} is damaged ({error!r}): delete it and start again") from error
 

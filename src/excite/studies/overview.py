@@ -91,12 +91,14 @@ def published_verdicts() -> dict[str, Any]:
 def read_results_page(text: str) -> dict[str, Any]:
     """Scale, number of seeds and verdicts (word, claim with source, numbers) of a results page."""
     scale = re.search(r"^\*Study `[^`]+` at scale `([^`]+)`", text, re.MULTILINE)
-    seeds = re.search(r"^- Seeds ([\d, ]+)\.$", text, re.MULTILINE)
+    seeds = re.search(r"^- Seeds? ([\d, ]+|\d+ to \d+)\.$", text, re.MULTILINE)
     rows = re.findall(r"^\| \*\*([^*]+)\*\* \| (.*?) \| (.*) \|$", text, re.MULTILINE)
     if scale is None or seeds is None or not rows:
         raise ValueError("not a results page: expected its scale, seeds and verdicts")
     verdicts = [[word, claim.partition("<br>")[0], numbers] for word, claim, numbers in rows]
-    return {"scale": scale[1], "seeds": len(seeds[1].split(",")), "verdicts": verdicts}
+    first, _, last = seeds[1].partition(" to ")
+    count = int(last) - int(first) + 1 if last else len(first.split(","))
+    return {"scale": scale[1], "seeds": count, "verdicts": verdicts}
 
 
 @cache

@@ -52,7 +52,7 @@ def page(result: StudyResult, images: Mapping[str, tuple[str, str]], in_docs: bo
     if result.flags:
         lines += ["Evidence against these numbers:", "", *(f"- {flag}" for flag in result.flags), ""]
     lines += ["## Settings", "", f"- Scale `{scale.name}`: {scale.words}.", *(f"- {note}" for note in study.notes)]
-    lines += [f"- Seeds {', '.join(map(str, result.seeds))}.", *seeds_line(len(result.seeds), scale.seeds)]
+    lines += [f"- {_numbers(result.seeds).capitalize()}.", *seeds_line(len(result.seeds), scale.seeds)]
     lines += [f"- {line}" for line in method.settings]
     lines += [
         f"- {len(result.earlier)} of {len(result.numbers)} training runs were not repeated: their numbers are those of an earlier run with the same settings."

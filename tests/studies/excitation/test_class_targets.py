@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from excite import Hierarchy
+from excite.studies.computed import Outcome
 from excite.studies.excitation.class_targets import (
     BY_MEANS,
     CLASSES,
@@ -18,6 +19,7 @@ from excite.studies.excitation.class_targets import (
     ONE_HOT,
     ORDERED,
     SCATTERED,
+    STUDY,
     claims,
     grouping,
     leaves,
@@ -53,6 +55,15 @@ def test_scattered_groups_part_neighbours() -> None:
     assert leaves(near)[::2] == sorted(far.nodes[0][0], key=leaves(near).index)
     assert (near.depth, far.depth, grouping("in order", x, y).depth) == (4, 4, 4)
     assert leaves(Hierarchy([[3, 1], [0, 2]])) == [3, 1, 0, 2]
+
+
+def test_a_network_that_decides_by_chance_decides_no_claim(tmp_path: Path) -> None:
+    """Its margins and its gap say nothing about its variant."""
+    job = STUDY.method.job("class-targets", variants(TINY)[0], TINY, 0, tmp_path / "codes-0", "cpu")
+    values = {"accuracy_test": 0.1, "margin_test": 0.0, "gap": 0.0}
+    for accuracy in (0.1, 0.7):
+        job.write(Outcome({**values, "accuracy_test": accuracy}, {}, []))
+        assert STUDY.method.read(job)[0].by_chance == (accuracy < 0.2)
 
 
 def test_claims_on_planted_numbers() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from excite import Relative
 from excite.excitation import PersistentExcitation
+from excite.studies.by_margins import CHANCE
 from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.figures import COLOURS
 from excite.studies.richness.random_perturbations import BATCH, POINTS, RADIUS, TENTHS, input_curves, network, points
@@ -227,6 +228,7 @@ STUDY = Study(
         "Means over seeds, with the range. *log2*: change of the effect from the first tenth of training to the end.",
         (f"SGD, momentum 0.9 damped by 0.9, batches of {BATCH}, learning rate 0.05 for the squared error and 0.2 for the cross-entropy; perturbations at the "
          "input of every linear layer, infinity norm, four steps. Seeds determine weights, order and split; learning rates and epochs were not tuned.",),
+        chance=CHANCE,
     ),
     SCALES,
     variants,

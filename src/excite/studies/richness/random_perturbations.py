@@ -19,6 +19,7 @@ from excite.data import load
 from excite.excitation import PersistentExcitation
 from excite.margin import SearchOptions, margins
 from excite.probes import Moments
+from excite.studies.by_margins import CHANCE
 from excite.studies.computed import Computed, OnProgress, Outcome
 from excite.studies.figures import COLOURS
 from excite.studies.study import Claim, Scale, Study, Variant, VariantResult
@@ -260,6 +261,7 @@ STUDY = Study(
         "Means over seeds, with the range. *95 % of the variance*: principal components that hold it, as a fraction of the 64 pixels.",
         (f"Squared error, SGD, learning rate 0.05, momentum 0.9 damped by 0.9, batches of {BATCH}; radius {RADIUS} at the input of every linear layer, infinity norm.",
          "Random signs: ½(f(x; d) − y)² + ½(f(x; −d) − y)², d drawn again at every step. Seeds determine weights, order and split."),
+        chance=CHANCE,
     ),
     SCALES,
     variants,
