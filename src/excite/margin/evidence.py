@@ -185,12 +185,12 @@ def _mend(searched: BatchedSearch, perturbations: AdversarialPerturbations, evid
     sample, before = _some(attacked, _TRIED), perturbations.radius.clone()
     factors: dict[Method, float] = {}
     for method in METHODS:
-        found = AdversarialPerturbations(before.clone(), perturbations.d.clone())
-        _search_again(searched, found, sample, method)
-        factor = (found.radius / before)[sample]
+        attempt = AdversarialPerturbations(before.clone(), perturbations.d.clone())
+        _search_again(searched, attempt, sample, method)
+        factor = (attempt.radius / before)[sample]
         if int((factor < _BEATEN).sum()) > max(1, 0.1 * len(sample)):
             factors[method] = float(factor.log().mean())
-        perturbations.update(sample, found.radius[sample], found.d[sample])
+        perturbations.update(sample, attempt.radius[sample], attempt.d[sample])
     if not factors:
         return evidence
     method = min(factors, key=lambda name: factors[name])

@@ -84,9 +84,7 @@ def broken_at(
     radii = check_numbers(radii, "radii", 0)
     if not radii or any(a > b for a, b in pairwise(radii)):
         raise InputError(f"radii: expected numbers in ascending order; got {shown(radii)}")
-    check_tensor(x, "points"), check_tensor(y, "labels", 1, 2, floating=False)
-    if x.dim() == 0 or not len(x) or y.shape not in ((len(x),), (len(x), 1)):
-        raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
+    _check_points(x, y)
     device = device_of(model)
     classes = _number_of_outputs(model, x[:1].to(device)) if classes is None else classes
     attacks = {
@@ -100,6 +98,13 @@ def broken_at(
             if progress is not None:
                 progress(done / len(batches))
     return torch.cat(smallest)
+
+
+def _check_points(x: Tensor, y: Tensor) -> None:
+    """Refuses points and labels that do not belong together."""
+    check_tensor(x, "points"), check_tensor(y, "labels", 1, 2, floating=False)
+    if x.dim() == 0 or not len(x) or y.shape not in ((len(x),), (len(x), 1)):
+        raise InputError(f"expected as many labels as points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}")
 
 
 def _number_of_outputs(model: nn.Module, x: Tensor) -> int | None:

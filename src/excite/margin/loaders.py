@@ -60,10 +60,7 @@ def loader_margins(
         >>> len(loader_margins(torch.nn.Linear(4, 1), loader, bounds=None))
         8
     """
-    if {"x", "y", "perturbations"} & set(arguments):
-        raise InputError(
-            "x and y come from the loader, and perturbations of a whole dataset are not kept: leave them out"
-        )
+    _check_arguments(arguments)
     check_model(model)
     batches = None if batches is None else check_count(batches, "batches")
     directory = None if folder is None else check_path(folder)
@@ -84,11 +81,22 @@ def loader_margins(
         if size == 1:
             raise
         error = raised  # the other processes wait for this one's margins
-    if size > 1:
-        by_batch = _from_all(by_batch, error, size)
+    return _joined(by_batch if size == 1 else _from_all(by_batch, error, size))
+
+
+def _joined(by_batch: dict[int, Margins]) -> Margins:
+    """The margins of all batches, in their order."""
     if not by_batch:
         raise InputError("loader: expected at least one batch; it yields none")
     return concatenate([by_batch[number] for number in sorted(by_batch)])
+
+
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuses what the loader supplies, and what is not kept of a whole dataset."""
+    if {"x", "y", "perturbations"} & set(arguments):
+        raise InputError(
+            "x and y come from the loader, and perturbations of a whole dataset are not kept: leave them out"
+        )
 
 
 def _batch_margins(
