@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from excite.margin import margins
+from excite.margin import SearchOptions, margins
+from excite.margin.problem import AdversarialPerturbations, MarginProblem
+from excite.margin.search import search
 from models import build
 
 DUAL = {"inf": 1.0, "2": 2.0}
@@ -68,6 +71,29 @@ def test_far_margins_are_found_without_bounds() -> None:
     f = model(x).detach()[:, 0]
     torch.testing.assert_close(found.values, (f - 0.5) / dual(model.weight[0].detach(), "inf"), rtol=1e-3, atol=0)
     assert found.trusted
+
+
+@pytest.mark.parametrize("norm", ["inf", "2", "1"])
+def test_far_classes_are_not_searched_one_by_one(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    towards: list[Tensor] = []
+
+    def recorded(problem: MarginProblem, *arguments: Any) -> AdversarialPerturbations:
+        if problem.decision.target is not None:
+            towards.append(problem.decision.target)
+        return search(problem, *arguments)
+
+    model, x = linear(6, seed=2)
+    with torch.no_grad():
+        model.bias[3:] -= 1e3
+    x = x[:12]
+    y = model(x).argmax(1)
+    monkeypatch.setattr("excite.margin.batches.search", recorded)
+    options = SearchOptions(steps=20, restarts=2, evidence=False)
+    found = margins(model, x, y, norm=norm, options=options)
+    assert (torch.cat(towards) < 3).all()
+    monkeypatch.setattr("excite.margin.batches._FAR_CLASS", math.inf)
+    assert torch.equal(margins(model, x, y, norm=norm, options=options).values, found.values)
+    assert (torch.cat(towards[len(towards) // 2 :]) >= 3).any()
 
 
 def test_margin_within_bounds_is_a_linear_program_in_norm_inf() -> None:

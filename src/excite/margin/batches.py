@@ -24,7 +24,8 @@ from excite.margin.search import PLANS, POLISH, TARGETED, CleanPoints, Noise, Se
 _CLASSES = 10  # nearest classes whose first-order distance is worked out
 _FEW = 1024  # inputs of fewer elements are explored from random perturbations too
 _SAMPLES = 8  # random perturbations of which the most promising starts a search
-TARGETS = 9  # nearest classes that are searched one by one
+TARGETS = 9  # nearest classes that are searched one by one,
+_FAR_CLASS = 3.0  # if they are at most this many times as far away as the nearest one
 _TARGETS = 1000  # dataset points towards which points may be moved
 # Searches from random perturbations, and around the best one. Where several linear pieces meet, which is where the minima of
 # networks with few inputs lie, gradients jump from one to the other: a long average of them points along the edge.
@@ -150,21 +151,32 @@ class BatchedSearch:
         """Many classes: short searches towards each of the nearest classes, within the best radius so far.
 
         A search that follows the nearest class tends to stay with the first it falls to. Each starts at the best radius, down
-        the gradient of the difference to its class at the point; the last ones from random perturbations of that size.
+        the gradient of the difference to its class at the point; the last ones from random perturbations of that size. Classes
+        whose boundary is much farther away to first order than the nearest one's and the best radius are left out.
         """
         if self.problem.decision.classes <= 2 or not self.targets:
             return
         for index in self._batches(self.correct & torch.isfinite(perturbations.radius)):
-            problem, constraint = self.problem.rows(index), self.problem.constraint
+            problem = self.problem.rows(index)
             starts = _nearest_classes(problem, self.f[index], self.targets)
-            noisy = [(None, self.noise(problem.x.shape, problem.x)) for _ in range(self.rounds)]
-            for classes, gradient in [*starts, *noisy]:
-                below = perturbations.radius[index]
-                towards = replace(problem, decision=replace(problem.decision, target=classes))
-                start = constraint.direction(-gradient) * column(below, gradient)
-                start = problem.constraint.project(start, below)
-                result = search(towards, TARGETED[constraint.norm], TARGET_STEPS, start, self.noise, below)
-                perturbations.update(index, result.radius, result.d)
+            max_distance = _FAR_CLASS * torch.maximum(starts[0][2], perturbations.radius[index])
+            for classes, gradient, distance in starts:
+                rows = torch.nonzero(distance <= max_distance)[:, 0]
+                if len(rows):
+                    self._search_towards(perturbations, index[rows], classes[rows], gradient[rows])
+            for _ in range(self.rounds):
+                self._search_towards(perturbations, index, None, self.noise(problem.x.shape, problem.x))
+
+    def _search_towards(
+        self, perturbations: AdversarialPerturbations, index: Tensor, classes: Tensor | None, gradient: Tensor
+    ) -> None:
+        """A short search of the points `index` from down the gradient at the best radius, towards classes (N,) if given."""
+        problem, below = self.problem.rows(index), perturbations.radius[index]
+        constraint = problem.constraint
+        towards = replace(problem, decision=replace(problem.decision, target=classes))
+        start = constraint.project(constraint.direction(-gradient) * column(below, gradient), below)
+        result = search(towards, TARGETED[constraint.norm], TARGET_STEPS, start, self.noise, below)
+        perturbations.update(index, result.radius, result.d)
 
     def _explore(self, perturbations: AdversarialPerturbations, count: int) -> None:
         """Inputs of few elements: searches from random perturbations whose linear piece reaches the boundary soonest.
@@ -326,11 +338,11 @@ def _differences(problem: MarginProblem, f: Tensor) -> tuple[Tensor, Tensor, Ten
     return likeliest, slope, torch.stack(gradients, 1)
 
 
-def _nearest_classes(problem: MarginProblem, f: Tensor, count: int) -> list[tuple[Tensor | None, Tensor]]:
-    """The `count` classes (N,) nearest to first order, and the gradients towards them."""
+def _nearest_classes(problem: MarginProblem, f: Tensor, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The `count` classes (N,) nearest to first order, the gradients towards them, and their distances (N,)."""
     likeliest, slope, gradients = _differences(problem, f)
     own = f.gather(1, problem.decision.labels[:, None])
-    distance = (own - f.gather(1, likeliest)) / slope
+    distance = problem.decision.unit * (own - f.gather(1, likeliest)) / slope
     chosen = distance.topk(min(count, likeliest.shape[1]), dim=1, largest=False).indices
     rows = torch.arange(len(f), device=f.device)
-    return [(likeliest[rows, k], gradients[rows, k]) for k in chosen.unbind(1)]
+    return [(likeliest[rows, k], gradients[rows, k], distance[rows, k]) for k in chosen.unbind(1)]
