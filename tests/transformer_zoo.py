@@ -56,6 +56,137 @@ class HandGPT(nn.Module):
         return self.head(x)
 
 
+class Written(nn.Module):
+    """Causal attention without biases in one of the forms in which people write it; `calls` holds the logits of every call."""
+
+    def __init__(self, width: int, heads: int, groups: int | None = None):
+        super().__init__()
+        groups = heads if groups is None else groups
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
+        self.calls: list[Tensor] = []
+
+    def attend(self, scores: Tensor) -> Tensor:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        logits = (scores / math.sqrt(self.size)).masked_fill(~allowed, -math.inf)
+        self.calls.append(logits.detach())
+        return logits.softmax(-1)
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values (sequences, tokens, heads, channels)."""
+        return [p(x).unflatten(-1, (-1, self.size)) for p in (self.q, self.k, self.v)]
+
+
+class Einsum(Written):
+    """Weights (heads, width, channels) and (heads, channels, width)."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__(width, heads)
+        del self.q, self.k, self.v, self.o
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(heads, width, width // heads) / 3) for _ in range(3))
+        self.o = nn.Parameter(torch.randn(heads, width // heads, width) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btc,hcd->bthd", x, w) for w in (self.q, self.k, self.v))
+        p = self.attend(torch.einsum("bthd,bshd->bhts", q, k))
+        return torch.einsum("bhtd,hdc->btc", torch.einsum("bhts,bshd->bhtd", p, v), self.o)
+
+
+class Broadcast(Einsum):
+    """The same weights, with products that repeat the input for every head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (x[:, None] @ w for w in (self.q, self.k, self.v))
+        y = self.attend(q @ k.mT) @ v
+        return torch.einsum("bhtd,hdc->btc", y, self.o)
+
+
+class ComplexRotary(Written):
+    """Rotary embeddings by complex numbers, as in Meta's Llama and torchtitan."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.parts(x)
+        frequencies = 10.0 ** -torch.arange(self.size // 2, dtype=x.dtype)
+        angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * frequencies
+        turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(t.reshape(*t.shape[:-1], -1, 2)) * turns).flatten(3)
+            for t in (q, k)
+        )
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return self.o((self.attend(q @ k.mT) @ v).transpose(1, 2).flatten(2))
+
+
+class SharedKey(Written):
+    """Multi-query attention whose one key head is repeated by the product."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__(width, heads, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in self.parts(x))
+        return self.o((self.attend(q @ k.mT) @ v).transpose(1, 2).flatten(2))
+
+
+class ModulePerHead(Written):
+    """Lists of one layer for each head."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__(width, heads)
+        del self.q, self.k, self.v
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(width, self.size, bias=False) for _ in range(heads)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [self.attend(q(x) @ k(x).mT) @ v(x) for q, k, v in zip(self.q, self.k, self.v)]
+        return self.o(torch.cat(outputs, -1))
+
+
+class BatchOfHeads(Written):
+    """Heads and sequences in one axis, sequences in front, as in OPT and fairseq."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in self.parts(x))
+        y = torch.bmm(self.attend(torch.bmm(q, k.mT)), v)
+        return self.o(y.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+
+
+class HeadsInFront(Written):
+    """Heads and sequences in one axis, heads in front."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.permute(2, 0, 1, 3).flatten(0, 1) for t in self.parts(x))
+        y = torch.bmm(self.attend(torch.bmm(q, k.mT)), v)
+        return self.o(y.unflatten(0, (-1, len(x))).permute(1, 2, 0, 3).flatten(2))
+
+
+FORMS = {
+    form.__name__: form
+    for form in (Einsum, Broadcast, ComplexRotary, SharedKey, ModulePerHead, BatchOfHeads, HeadsInFront)
+}
+
+
+class FormsGPT(nn.Module):
+    """A GPT of attention and linear maps, without norms, whose attention is written in one of these forms."""
+
+    def __init__(self, form: str, layers: int = 2, width: int = 8, heads: int = 2):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"attention": FORMS[form](width, heads), "mlp": nn.Linear(width, width)})
+            for _ in range(layers)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block["attention"](x)
+            x = x + block["mlp"](x)
+        return self.head(x)
+
+
 @dataclass
 class Zoo:
     """A model, its example, and how the naive version finds queries, keys, streams and logits."""

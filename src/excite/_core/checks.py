@@ -293,9 +293,16 @@ def check_bounds(bounds: object) -> Bounds | None:
 
 
 # -- batches and outputs of a model -------------------------------------------------------------------------------------
+def _is_cache(leaf: object) -> bool:
+    return hasattr(leaf, "get_seq_length")  # those of Transformers
+
+
 def tensors(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch, in order."""
-    leaves = [check_dense(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    """All tensors of a batch, in order; an InputError if it holds a key-value cache, which has its own number of samples and is changed."""
+    leaves = tree_leaves(batch, is_leaf=_is_cache)
+    if any(map(_is_cache, leaves)):
+        raise InputError("the example holds a key-value cache: expected whole sequences without past_key_values")
+    leaves = [check_dense(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
     if not leaves:
         raise InputError(f"expected a tensor, a tuple or a dict of tensors as input; got {type(batch).__name__}")
     return leaves

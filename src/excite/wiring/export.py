@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from excite._core.calls import Batch, Pick, arguments, batch_size, call, pick_output
@@ -87,6 +88,20 @@ def _quiet() -> Iterator[None]:
         logging.disable(previous)
 
 
+@contextlib.contextmanager
+def _masks_unread() -> Iterator[None]:
+    """PyTorch's transformers compare a mask with the causal one, which a graph cannot; the mask itself gives the same attention."""
+    original = getattr(transformer, "_detect_is_causal_mask", None)
+    if original is None:
+        yield
+        return
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = original
+
+
 def exported(model: nn.Module, batch: Batch, output: Pick = None, *, only_output: bool = False) -> Exported:
     """The graph of `model` on two samples of `batch`, in the model's own mode; the model is left as it was.
 
@@ -108,7 +123,9 @@ def _export(model: nn.Module, root: nn.Module, batch: Batch) -> Exported:
     args, kwargs = arguments(model, two)
     try:
         # Under grad mode, because without it transformer layers take a fused path that hides their parts.
-        with preserve_state(model), _quiet(), torch.enable_grad(), without_reentrant_checkpointing():
+        with (
+            preserve_state(model), _quiet(), _masks_unread(), torch.enable_grad(), without_reentrant_checkpointing()
+        ):  # fmt: skip
             program = torch.export.export(root, args, kwargs, strict=False)
     except Exception as error:  # any failure of torch.export: the model has no graph, which is a valid result
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -12,7 +12,7 @@ from excite.probes import AttentionLogits, Every, Loss
 from excite.probes.base import StepContext
 from excite.probes.vital_signs import attention_calls
 from excite.probes.vital_signs.tokens import even_places
-from transformer_zoo import NAMES, HandGPT, captured, make, queries_and_keys
+from transformer_zoo import FORMS, NAMES, FormsGPT, HandGPT, captured, make, queries_and_keys
 
 
 def slow(zoo, example, rows=None, places=None):
@@ -185,6 +185,36 @@ def test_a_kernel_that_cannot_be_seen_is_named_once(tmp_path):
 def test_no_attention_at_all_is_refused():
     with pytest.raises(excite.ModelError, match="no attention can be seen"):
         AttentionLogits().attach(StepContext(nn.Sequential(nn.Linear(4, 2)), 0, example=torch.randn(2, 4)))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "HeadsInFront"])
+def test_every_form_of_attention(form):
+    torch.manual_seed(0)
+    model, ids = FormsGPT(form).double(), torch.randint(17, (3, 7))
+    model(ids[:2])
+    calls = [(len(calls), logits) for calls in (block["attention"].calls for block in model.blocks) for logits in calls]
+    ctx, probe = StepContext(model, 0, example=ids), AttentionLogits()
+    probe.attach(ctx)
+    measured = {name: float(value) for name, value in probe.measure(ctx).items()}
+    expected = {"logit": -math.inf, "entropy": math.inf}
+    for number, (several, logits) in enumerate(calls):
+        logits = logits.unflatten(0, (2, -1)) if logits.dim() == 3 else logits  # (sequences, heads, queries, keys)
+        call = f"#{number % several + 1}" if number % several else ""
+        for head in range(logits.shape[1]):
+            p = logits[:, head].softmax(-1)
+            entropy = float(torch.where(p > 0, -p * p.log(), 0.0).sum(-1).mean())
+            name = f"blocks.{number // several}.attention{call}/head{head}"
+            expected |= {f"logit/{name}": float(logits[:, head].max()), f"entropy/{name}": entropy}
+            expected["logit"] = max(expected["logit"], expected[f"logit/{name}"])
+            expected["entropy"] = min(expected["entropy"], entropy)
+    assert measured == pytest.approx(expected, rel=1e-10)
+
+
+def test_heads_in_front_of_sequences_are_refused():
+    """Taken for sequences in front, numbers of different heads would be mixed in silence."""
+    model = FormsGPT("HeadsInFront")
+    with pytest.raises(excite.ModelError, match=r"blocks\.0\.attention, blocks\.1\.attention .* heads in front"):
+        AttentionLogits().attach(StepContext(model, 0, example=torch.randint(17, (3, 7))))
 
 
 def test_a_cache_in_the_example_is_refused():

@@ -19,6 +19,13 @@ def test_encoder_layers_of_torch_are_blocks():
     assert list(blocks(model)) == ["layers.0", "layers.1", "layers.2"]
 
 
+@pytest.mark.parametrize("name", ["MHA", "GQA", "MultiHead", "CausalSelfAttn"])
+def test_short_names_of_attention(name):
+    attention = type(name, (nn.Linear,), {})
+    assert list(blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(attention(2, 2))))) == ["1"]
+    assert not has_attention(nn.Sequential(type("Alpha", (nn.Linear,), {})(2, 2)))
+
+
 def test_other_networks_have_none():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
     assert blocks(model) == {}

@@ -144,6 +144,9 @@ class AttentionMode(TorchFunctionMode):
         self.stack: list[str] = []  # paths of the modules that run
         self.activated: Callable[[ActivationCall], None] | None = None  # called before every activation of the table
         self._sequences, self._tokens = sequences, tokens
+        self.headed: list[str] | None = (
+            None  # with a list: modules whose merged axis has the heads in front, if all sequences are equal
+        )
         self._modules: list[str] = []  # of every call
         self._together: Together[tuple[int, int], _Logits] = Together(self._signs, _ENTRIES)
         self._places: dict[_Cut, list[Tensor | None]] = {}
@@ -196,7 +199,12 @@ class AttentionMode(TorchFunctionMode):
         self._add((logits,), (), logits.shape[-1])
 
     def _with_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (self._sequences, -1)) if x.shape[0] % self._sequences == 0 else x[None]
+        if x.shape[0] % self._sequences:
+            return x[None]
+        if self.headed is not None and _heads_in_front(x, self._sequences):
+            self.headed.append(self._module())
+        separate: Tensor = x.unflatten(0, (self._sequences, -1))
+        return separate
 
     def _add(
         self,
@@ -232,6 +240,15 @@ class AttentionMode(TorchFunctionMode):
 
     def _module(self) -> str:
         return self.stack[-1] if self.stack else ""
+
+
+def _heads_in_front(x: Tensor, sequences: int) -> bool:
+    """Whether x (sequences · heads, ...) of equal sequences is (heads · sequences, ...) instead."""
+
+    def repeats(rows: Tensor) -> bool:
+        return torch.allclose(rows[1:], rows[:1].expand_as(rows[1:]), rtol=1e-3, atol=1e-5)
+
+    return not repeats(x.unflatten(0, (sequences, -1))) and repeats(x.unflatten(0, (-1, sequences)).transpose(0, 1))
 
 
 def _copied(x: Tensor, places: Tensor | None) -> Tensor:

@@ -15,7 +15,8 @@ from excite.probes.base import Every, Probe, Reduction, Schedule, StepContext, V
 from excite.probes.findings import MAX_NAMED, Finding, MetricSeries, Panel, finite, number, rise, since
 from excite.probes.vital_signs.attention_calls import AttentionCall
 from excite.probes.vital_signs.blocks import attention_modules
-from excite.probes.vital_signs.sample import sample_pass
+from excite.probes.vital_signs.sample import SEQUENCES, few_sequences, heads_in_front, running, sample_pass
+from excite.wiring.export import resized
 
 _LARGE = 50.0  # logits above which softmax is close to one-hot, and trainings in bfloat16 have diverged
 _COLLAPSED = 0.05  # nats
@@ -74,10 +75,24 @@ class AttentionLogits(Probe):
                 f"no attention can be seen{named}: expected scaled_dot_product_attention, or softmax over logits "
                 "(sequences, heads, queries, keys); a custom kernel hides its logits"
             )
+        self._refuse_heads_in_front(ctx)
         if unseen:
             warn_user(
                 f"attention of {_listed(unseen)} cannot be seen, as in a custom kernel: expected "
                 "scaled_dot_product_attention or softmax over its logits; others are measured"
+            )
+
+    @staticmethod
+    def _refuse_heads_in_front(ctx: StepContext) -> None:
+        """Where heads and sequences share an axis, sequences are expected in front: equal ones show it."""
+        assert ctx.example is not None
+        same = resized(few_sequences(ctx.example, 1), SEQUENCES)
+        with running(SEQUENCES):
+            headed = heads_in_front(ctx.model, same)
+        if headed:
+            raise ModelError(
+                f"{_listed(headed)} merges heads and sequences into one axis with the heads in front: expected (sequences · heads, "
+                "tokens, channels), or an axis for each"
             )
 
     def measure(self, ctx: StepContext) -> Values:

@@ -151,11 +151,13 @@ class AttentionSpectrum(Probe):
         wiring = next(iter(ctx.wirings.values()))
         weights = {clean_path(path): p for path, p in ctx.model.named_parameters(remove_duplicate=False)}
         unknown, calls_by_module = [], Counter[str]()
+        projections = {p.layer for a in wiring.attentions for p in (a.query, a.key, a.value) if p is not None}
+        others = [layer.name for layer in wiring.layers if layer.name not in projections]
         for attention in wiring.attentions:
             module = attention.module or "attention"
             calls_by_module[module] += 1
             name = f"{module}#{calls_by_module[module]}" if calls_by_module[module] > 1 else module
-            rows = None if _adapted(attention, [layer.name for layer in wiring.layers]) else _rows(attention, weights)
+            rows = None if _adapted(attention, others) else _rows(attention, weights)
             if rows is None:
                 unknown.append(name)
             else:
@@ -224,9 +226,14 @@ def _rows(attention: Attention, weights: Mapping[str, Tensor]) -> tuple[_Rows, _
 
 
 def _adapted(attention: Attention, layers: Sequence[str]) -> bool:
-    """Whether queries or keys are sums of several layers in a module of their own below the attention, as with LoRA's adapters."""
+    """Whether queries or keys are sums of several layers in a module of their own below the attention, as with LoRA's adapters.
+
+    Args:
+        attention: The attention.
+        layers: Names of the layers that make no queries, keys or values of themselves.
+    """
     for projection in (attention.query, attention.key):
         parent = "" if projection is None else projection.layer.rpartition(".")[0]
-        if parent.startswith(f"{attention.module}.") and sum(layer.startswith(f"{parent}.") for layer in layers) > 1:
+        if parent.startswith(f"{attention.module}.") and any(layer.startswith(f"{parent}.") for layer in layers):
             return True
     return False

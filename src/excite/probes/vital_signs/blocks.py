@@ -8,17 +8,18 @@ from torch import Tensor, nn
 
 from excite._core.intercept.affine import clean_path
 
-_ATTENTION = ("attention", "attn")
+_ATTENTION = ("attention", "attn", "multihead")
+_SHORT = ("mha", "mqa", "gqa", "mla")  # multi-head, multi-query, grouped-query, multi-head latent attention
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules whose class is named after attention ("CausalSelfAttention", "GPT2Attention", ...), by path."""
+    """Modules whose class is named after attention ("CausalSelfAttention", "GPT2Attention", "MHA", ...), by path."""
     return {clean_path(path): module for path, module in model.named_modules() if _is_attention(module)}
 
 
 def _is_attention(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    return any(word in name for word in _ATTENTION)
+    return any(word in name for word in _ATTENTION) or name in _SHORT
 
 
 def has_attention(model: nn.Module) -> bool:

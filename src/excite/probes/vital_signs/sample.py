@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from excite._core.calls import Batch, Pick, batch_size, call, own_copy, pick_output
@@ -53,8 +53,6 @@ class SamplePass:
 def few_sequences(example: Batch, count: int) -> Batch:
     """The first `count` sequences: of every tensor whose first axis is the batch."""
     size = batch_size(example)
-    if any(hasattr(leaf, "get_seq_length") for leaf in tree_leaves(example)):
-        raise InputError("the example holds a key-value cache: expected whole sequences without past_key_values")
 
     def shorten(leaf: Any) -> Any:
         return leaf[:count] if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size else leaf
@@ -117,6 +115,16 @@ def run_sample(
     return result
 
 
+@torch.no_grad()
+def heads_in_front(model: nn.Module, same: Batch) -> list[str]:
+    """Modules whose attention merges heads and sequences into one axis with the heads in front, from a batch of equal sequences."""
+    attention = AttentionMode(batch_size(same))
+    attention.headed = []
+    with as_trained(model, same), _paths(model, attention.stack), attention:
+        call(model, own_copy(same))
+    return list(dict.fromkeys(attention.headed))
+
+
 @contextmanager
 def _paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
     """Keeps the paths of the modules that run on a stack; hooks are removed at the end."""
@@ -127,7 +135,7 @@ def _paths(model: nn.Module, stack: list[str]) -> Iterator[None]:
 
     try:
         for path, module in model.named_modules():
-            if module._modules:
+            if module._modules or _has_matrices(module):
                 handles.append(module.register_forward_pre_hook(_push(stack, clean_path(path))))
                 handles.append(module.register_forward_hook(pop, always_call=True))
         yield
@@ -148,6 +156,11 @@ def block_outputs(model: nn.Module, transform: Callable[[Tensor], T]) -> Iterato
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    """Whether a module has several matrices of its own: attention may be written in it."""
+    return sum(p is not None and p.dim() > 1 for p in module._parameters.values()) > 1
 
 
 def _push(stack: list[str], path: str) -> Callable[..., None]:

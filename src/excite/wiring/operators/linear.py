@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,9 +246,23 @@ def _matmul_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespac
     for letters, value in zip(equation, (x, y)):
         for k, size in zip(letters, view_shape(value)):
             sizes.setdefault(k, set()).add(size)
-    if any(len(size) > 1 for size in sizes.values()):  # a batch axis of size one is broadcast
+    broadcast = [k for k, size in sizes.items() if len(size) > 1]  # batch axes of size one on one side
+    if broadcast and isinstance(y, ParameterView):
+        left, right, made = equation
+        axes = [left.index(k) for k in broadcast]
+        if isinstance(x, ParameterView) or any(x.shape[axis] > 1 for axis in axes):
+            return ctx.unknown(node, [x, y], "matmul with broadcasting")
+        x, equation = x.map(lambda t: t.squeeze(axes)), ("".join(k for k in left if k not in broadcast), right, made)
+    elif broadcast and isinstance(x, ParameterView):
         return ctx.unknown(node, [x, y], "matmul with broadcasting")
+    elif broadcast:
+        x, y = (_expanded(ctx.signal(value), letters, sizes) for value, letters in zip((x, y), equation))
     return _product_channels(ctx, node, x, y, equation)
+
+
+def _expanded(x: ChannelSignal, letters: str, sizes: Mapping[str, set[int]]) -> ChannelSignal:
+    shape = tuple(max(sizes[k]) for k in letters)
+    return x.map(lambda t: t.expand(shape))
 
 
 def _addmm_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:

@@ -72,6 +72,16 @@ def _view_as_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespa
     return ctx.signal(a.args[0]).map(lambda t: t.reshape(shapes_of(node)))
 
 
+def _as_complex_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    # A rotation mixes the two parts of a number: they scale together.
+    labels = ctx.signal(a.args[0]).labels
+    return ChannelSignal(ctx.classes.reduce(labels, [-1], "{} is part of a complex number")[..., 0])
+
+
+def _as_real_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
+    return ChannelSignal(ctx.signal(a.args[0]).labels[..., None].expand(shapes_of(node)))
+
+
 def _detach_channels(ctx: ChannelContext, node: torch.fx.Node, a: SimpleNamespace) -> Any:
     # The function keeps its symmetry, but gradients no longer show it: nothing is conserved across a detached edge.
     value = ctx.signal(a.args[0])
@@ -227,10 +237,11 @@ add_row(
     "detach", channels=_detach_channels, conservation="none", lipschitz=_move_lipschitz, pieces=LINEAR, paths=unchanged
 )
 add_row("detach_copy", channels=_detach_channels, conservation="none")
+add_row("view_as_complex", channels=_as_complex_channels, conservation="channel", pieces=LINEAR)
+add_row("view_as_real", channels=_as_real_channels, conservation="channel", pieces=LINEAR)
 add_row("view_as reshape_as", channels=_view_as_channels, conservation="matrix")
 add_row(
-    "_reshape_alias as_strided copy diag_embed rot90 tril triu view_as_complex view_as_real _conj _neg_view col2im "
-    "im2col unsafe_split_with_sizes",
+    "_reshape_alias as_strided copy diag_embed rot90 tril triu _conj _neg_view col2im im2col unsafe_split_with_sizes",
     pieces=LINEAR,
 )
 

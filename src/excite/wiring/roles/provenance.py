@@ -84,6 +84,18 @@ class Provenance:
     _starts: list[int] = field(default_factory=list)
     _owners: list[Use | TracedAttention] = field(default_factory=list)
     end: int = 0
+    _imaginary: dict[int, int] = field(default_factory=dict)  # by the label of a real part
+
+    def as_complex(self, value: Origin) -> Origin:
+        """Pairs (..., 2) as complex numbers, with the labels of their real parts."""
+        real, imaginary = value.labels.unbind(-1)
+        self._imaginary.update(zip(real.flatten().tolist(), imaginary.flatten().tolist()))
+        return replace(value, labels=real)
+
+    def as_real(self, value: Origin) -> Origin:
+        """The pairs of complex numbers."""
+        imaginary = [self._imaginary.get(label, 0) for label in value.labels.flatten().tolist()]
+        return replace(value, labels=torch.stack([value.labels, torch.tensor(imaginary).view(value.shape)], -1))
 
     def own(self, start: int, source: Use | TracedAttention) -> None:
         """Registers the owner of the labels from `start` on; starts come in any order."""
@@ -150,6 +162,8 @@ class ProvenanceInterpreter(Interpreter):
             return self._moved(node, a)
         if a.op in SAME:
             return a.args[0]
+        if a.op in ("view_as_complex", "view_as_real"):
+            return provenance.as_complex(a.args[0]) if a.op == "view_as_complex" else provenance.as_real(a.args[0])
         if a.op in ("cat", "stack", "concat", "concatenate"):
             origins = [operand if isinstance(operand, Origin) else _nothing(_shape(operand)) for operand in a.tensors]
             join = torch.stack if a.op == "stack" else torch.cat
@@ -170,9 +184,10 @@ class ProvenanceInterpreter(Interpreter):
     ) -> Origin:
         """A product with a weight: its output channels are new ones."""
         read = None
-        signals = [value for value in a.args if isinstance(value, Origin)]
+        signals = [value for value in leaves(a.args) if isinstance(value, Origin)]
         if use.inp is not None and signals:
             axis = 1 if a.op.startswith("conv") or "convolution" in a.op else -1
+            signals = [_read_last(value, a) for value in signals] if a.op == "einsum" else signals
             x = max(signals, key=lambda factor: factor.labels.dim() and factor.shape[axis] == use.slot.inputs)
             if x.shape[axis] == use.slot.inputs:
                 rows = x.labels.movedim(axis, -1).reshape(-1, use.slot.inputs)
@@ -284,6 +299,19 @@ def _filled(shapes: Any) -> Any:
     if isinstance(shapes, list):
         return tuple(_filled(shape) for shape in shapes)
     return None if shapes is None else _nothing(shapes)
+
+
+def _read_last(value: Origin, a: SimpleNamespace) -> Origin:
+    """The activation in an einsum with a weight, with the axes that are summed over joined at the end, in the weight's order."""
+    operands, _, made = a.equation.replace(" ", "").partition("->")
+    x, y = operands.split(",")
+    if isinstance(a.tensors[0], ParameterView):
+        x, y = y, x
+    read = [k for k in y if k in x and k not in made]
+    if len(read) < 2:
+        return value
+    labels = value.labels.permute([x.index(k) for k in (*(k for k in x if k not in read), *read)])
+    return replace(value, labels=labels.flatten(-len(read)))
 
 
 def _shape(value: Any) -> tuple[int, ...]:
