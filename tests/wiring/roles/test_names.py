@@ -33,7 +33,7 @@ class Block(nn.Module):
             return x + self.down(F.silu(gate) * h)
         if self.gated:
             return x + self.down(F.silu(self.gate(self.norm2(x))) * h)
-        return x + self.down(new_gelu(h))
+        return x + self.down(h if isinstance(self.up, Experts) else new_gelu(h))
 
 
 def new_gelu(x: Tensor) -> Tensor:
@@ -110,6 +110,34 @@ def test_activation_is_named_as_written():
     groups = excite.trace(Decoder(), TOKENS).groups
     (why,) = (group.why for group in groups if group.producers[0].layer == "blocks.1.up")
     assert why == "new_gelu between blocks.1.up and blocks.1.down is not positively homogeneous"
+
+
+class Experts(nn.Module):
+    """A mixture of experts that are all computed; the largest weight counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 3, bias=False)
+        layers = ({"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)} for _ in range(3))
+        self.experts = nn.ModuleList(nn.ModuleDict(pair) for pair in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.router(x).softmax(-1)
+        weights = p * F.one_hot(p.argmax(-1), 3)
+        outputs = [expert["down"](F.gelu(expert["up"](x))) for expert in self.experts]
+        return sum((weights[..., i : i + 1] * y for i, y in enumerate(outputs)), torch.zeros(()))
+
+
+def test_experts_have_numbers():
+    model = Decoder()
+    model.blocks[1].up, model.blocks[1].down = Experts(), nn.Identity()
+    model.blocks[1].gate = nn.Identity()
+    roles = excite.trace(model, TOKENS).roles
+    assert roles["blocks.1.up.router"] == "layer 1, router"
+    assert [roles[f"blocks.1.up.experts.2.{name}"] for name in ("up", "down")] == [
+        "layer 1, expert 2, MLP in",
+        "layer 1, expert 2, MLP out",
+    ]
 
 
 def test_what_the_last_block_adds_is_named_by_its_block():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from excite.wiring.channels.slots import Use
 from excite.wiring.groups import Group, Site
@@ -113,6 +114,7 @@ def find_roles(provenance: Provenance, attentions: tuple[Attention, ...], parame
             roles.layers.setdefault(layer, f"{attention.name}, {_list(projection_names)}")
     blocks = {block_of(attention.module): attention.name.partition(",")[0] for attention in attentions}
     _feedforward(provenance, roles, blocks)
+    _routers(provenance, roles, blocks)
     _outputs(provenance, roles)
     _embeddings(provenance, roles, parameters)
     _norms(provenance, roles, blocks)
@@ -132,7 +134,14 @@ def _block(path: str, blocks: Mapping[str, str]) -> str:
 
 
 def _label(path: str, blocks: Mapping[str, str], description: str) -> str:
-    return ", ".join(text for text in (_block(path, blocks), description) if text)
+    return ", ".join(text for text in (_block(path, blocks), _expert(path), description) if text)
+
+
+def _expert(path: str) -> str:
+    """The number of the expert in a path such as blocks.0.mlp.experts.2.up: "expert 2"; empty if it has none."""
+    parts = path.split(".")
+    numbers = (number for name, number in pairwise(parts) if "expert" in name.lower() and number.isdecimal())
+    return next((f"expert {number}" for number in numbers), "")
 
 
 def _makers(provenance: Provenance, origin: Origin | None) -> list[Use]:
@@ -160,6 +169,15 @@ def _feedforward(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str
             if not fused:
                 roles.layers.setdefault(gate.layer, _label(gate.layer, blocks, "MLP gate"))
         roles.layers[use.layer] = _label(use.layer, blocks, "MLP out")
+
+
+def _routers(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
+    """The layer that weighs the experts beside it: a router, or a gate."""
+    parents = {use.layer.partition(".experts.")[0] for use, _, _ in provenance.calls if ".experts." in use.layer}
+    for use, _, _ in provenance.calls:
+        parent, _, name = use.layer.rpartition(".")
+        if parent in parents and name in ("router", "gate"):
+            roles.layers.setdefault(use.layer, _label(use.layer, blocks, "router"))
 
 
 def _outputs(provenance: Provenance, roles: WeightRoles) -> None:
