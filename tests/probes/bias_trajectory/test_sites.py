@@ -48,6 +48,62 @@ def test_layers_without_a_sample_axis_are_refused(name):
         excite.watch(model, example=x, probes=[Trajectory()], strict=True)
 
 
+class Conv1D(nn.Module):
+    """As in Transformers: samples and tokens are merged for the product, and separate in what the module returns."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(linear.weight.detach().T.clone()),
+            nn.Parameter(linear.bias.detach().clone()),
+        )
+
+    def forward(self, x):
+        z = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return z.view(*x.shape[:-1], -1)
+
+
+class Sequences(nn.Module):
+    def __init__(self, merged):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.head = nn.Linear(5, 6), nn.Linear(6, 4), nn.Linear(4, 1)
+        if merged:
+            self.one, self.two = Conv1D(self.one), Conv1D(self.two)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.two(torch.relu(self.one(x)))).mean(1))
+
+
+@pytest.mark.parametrize("layers", ["first", "all"])
+def test_a_module_that_separates_merged_samples_is_as_one_that_does_not_merge_them(layers):
+    x = torch.randn(4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    merged, plain = (Sequences(how).double() for how in (True, False))
+    found, expected = (trajectory(model, x, layers=layers) for model in (merged, plain))
+    assert list(found) == list(expected)
+    for name, updates in expected.items():
+        assert torch.allclose(found[name].values, updates.values, rtol=1e-12)
+        assert torch.allclose(found[name].lipschitz, updates.lipschitz, rtol=1e-12)
+        assert found[name].sigma == pytest.approx(updates.sigma, rel=1e-12)
+        assert found[name].labels == updates.labels
+    values = []
+    for model in (merged, plain):
+        with Training(model, x, Trajectory(Every(1), layers=layers, bounds_every=1, max_samples=3)) as training:
+            steps = [training.step(x, torch.ones(4, 1, dtype=torch.float64)) for _ in range(3)]
+            longer = training.step(torch.cat([x, x], 1), torch.ones(4, 1, dtype=torch.float64))
+        values.append({(i, name): value for i, step in enumerate([*steps, longer]) for name, value in step.items()})
+    assert values[0] == pytest.approx(values[1], rel=1e-10, nan_ok=True)
+
+
+def test_tokens_in_front_of_samples_are_not_taken_for_samples():
+    class TimeFirst(Sequences):
+        def forward(self, x):
+            return super().forward(x.transpose(0, 1)).expand(len(x), 1)
+
+    with pytest.raises(ModelError, match="samples cannot be separated"):
+        trajectory(TimeFirst(True).double(), torch.randn(4, 2, 5, dtype=torch.float64))
+
+
 def test_a_merged_batch_axis_is_named():
     class Rows(torch.nn.Module):
         def __init__(self):

@@ -82,7 +82,7 @@ class LayerOperator:
 
     def _bound(self, count: int = 1) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """x ↦ A x (plus what comes of zero) for samples on the first axis, with the weight as it is now; and `count` zeros."""
-        call, in_axis, axis = self.site.call, self.site.in_axis, self.site.axis
+        site, call = self.site, self.site.call
         weight = call.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         call = call.linear_part(wide)
@@ -91,14 +91,15 @@ class LayerOperator:
 
         def run(x: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
+                value = x.flatten(0, 1) if site.merged else x.movedim(0, site.in_axis)
                 if call.before or inner or not isinstance(argument, int):
-                    return call.run(x.movedim(0, in_axis)).movedim(axis, 0)
-                args[argument] = x.movedim(0, in_axis)
-                output: Tensor = call.function(*args, **call.kwargs).movedim(axis, 0)
+                    return site.by_sample(call.run(value), len(x))
+                args[argument] = value
+                output: Tensor = call.function(*args, **call.kwargs)
                 args[argument] = None
-                return output
+                return site.by_sample(output, len(x))
 
-        shape = [n for i, n in enumerate(self.site.shape) if i != in_axis]
+        shape = [n for i, n in enumerate(site.shape) if i != site.in_axis]
         return run, weight.new_zeros(count, *shape, dtype=wide)
 
     def _zeros(self, weight: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ class LayerOperator:
     @property
     def matrix(self) -> Tensor | None:
         """The weight (outputs, inputs) if A applies it to the last axis; None for convolutions and other products."""
-        weight = self.site.call.matrix(len(self.site.shape))
+        weight = self.site.call.matrix(len(self.site.shape) - self.site.merged)
         return None if weight is None else weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
     @property

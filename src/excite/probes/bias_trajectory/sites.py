@@ -33,7 +33,8 @@ class TracedLayer:
     """One affine call z = A x + b.
 
     `module` is the path of the module that returns z, at its `turn`-th call in one forward pass; None for a bare functional call.
-    `axis` is the batch axis of z, `in_axis` that of x; `shape` is that of x for two samples, `out_shape` that of z for one.
+    `axis` is the batch axis of z, `in_axis` that of x; `shape` is that of x for two samples, `out_shape` that of z for one. With `merged` the
+    call has samples times places in its first axis, and its module returns z with an axis for each, as Conv1D of Transformers does.
     """
 
     name: str
@@ -48,6 +49,14 @@ class TracedLayer:
     call: AffineCall = field(repr=False, compare=False)
     live: bool = True  # whether the call holds the parameter itself, not a weight computed on the fly
     checkpointed: bool = False  # whether it runs under reentrant checkpointing, without gradients
+    merged: bool = False
+
+    def by_sample(self, z: Tensor, samples: int) -> Tensor:
+        """z or its gradient, of the call or of the module, with the batch axis in front."""
+        if self.merged and z.dim() == len(self.out_shape):
+            separate: Tensor = z.unflatten(0, (samples, -1))
+            return separate
+        return z.movedim(self.axis, 0)
 
 
 @dataclass
@@ -57,6 +66,24 @@ class _RecordedCall:
     module: str | None = None
     turn: int = 0
     checkpointed: bool = False
+    separate: tuple[int, ...] | None = (
+        None  # the shape in which the module returns the output, if it separates the first axis
+    )
+
+    def returned_by(self, path: str, turn: int, returned: object) -> None:
+        """Takes the module as the owner if it returns the output, or the output with its first axis separated into two."""
+        if self.module is not None or not isinstance(returned, Tensor):
+            return
+        if returned is self.output:
+            self.module, self.turn = path, turn
+        elif (
+            returned.dim() == self.output.dim() + 1
+            and returned.shape[2:] == self.output.shape[1:]
+            and returned.data_ptr() == self.output.data_ptr()
+            and returned.is_contiguous()
+            and returned.numel() == self.output.numel()
+        ):
+            self.module, self.turn, self.separate = path, turn, tuple(returned.shape)
 
 
 class Finder(AffineMode):
@@ -136,8 +163,7 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
     def returned(path: str, output: Any) -> None:
         counts[path] = counts.get(path, 0) + 1
         for site in finder.calls:
-            if site.output is output and site.module is None:
-                site.module, site.turn = path, counts[path]
+            site.returned_by(path, counts[path], output)
 
     handles = [
         module.register_forward_hook(lambda _, __, output, path=path: returned(path, output))
@@ -158,8 +184,14 @@ def _run(model: nn.Module, batch: Batch) -> Finder:
 
 def _site(two: _RecordedCall, three: _RecordedCall | None, names: Names) -> TracedLayer:
     call = two.call
-    axis = _batch_axis(call.name, two.output.shape, three.output.shape if three else None)
-    in_axis = _batch_axis(call.name, call.input.shape, three.call.input.shape if three else None)
+    shape, out_shape = tuple(call.input.shape), tuple(two.output.shape)
+    merged = _merged(two, three)
+    if merged and two.separate is not None:
+        axis = in_axis = 0
+        shape, out_shape = (*two.separate[:2], *shape[1:]), two.separate
+    else:
+        axis = _batch_axis(call.name, out_shape, three.output.shape if three else None)
+        in_axis = _batch_axis(call.name, shape, three.call.input.shape if three else None)
     live = all(names.parameter(weight) is not None for weight in call.weights)
     if three is not None and [w.shape for w in call.weights] != [w.shape for w in three.call.weights]:
         raise ModelError(
@@ -168,18 +200,26 @@ def _site(two: _RecordedCall, three: _RecordedCall | None, names: Names) -> Trac
         )
     return TracedLayer(
         call.name,
-        two.module,
+        two.module if merged or two.separate is None else None,
         two.turn,
         axis,
         in_axis,
-        tuple(call.input.shape),
-        tuple(n for i, n in enumerate(two.output.shape) if i != axis),
+        shape,
+        tuple(n for i, n in enumerate(out_shape) if i != axis),
         _bias(call, names),
         two.output.requires_grad,
         call.without_input(detached=not live),
         live,
         two.checkpointed,
+        merged,
     )
+
+
+def _merged(two: _RecordedCall, three: _RecordedCall | None) -> bool:
+    """Whether a call has samples times places in its first axis, and its module returns an axis for each, samples in front."""
+    if two.separate is None or three is None or three.separate is None or two.call.input.shape[0] != len(two.output):
+        return False
+    return (two.separate[0], three.separate[0]) == (2, 3) and two.separate[1:] == three.separate[1:]
 
 
 def _bias(call: AffineCall, names: Names) -> str | None:
@@ -197,7 +237,7 @@ def _batch_axis(name: str, two: Sequence[int], three: Sequence[int] | None) -> i
             return axes[0]
     merged = [] if three is None else [a // 2 for a, b in zip(two, three) if a != b and 3 * a == 2 * b]
     why = (
-        f", whose first axis merges the batch with {merged[0]} places per sample, as x.view(-1, x.size(-1)) does (Conv1D of Transformers)"
+        f", whose first axis merges the batch with {merged[0]} places per sample, as x.view(-1, x.size(-1)) does"
         if len(merged) == 1 and three is not None and two[0] != three[0]
         else ""
     )

@@ -172,7 +172,9 @@ def trajectory(
             if link and "logits" not in known:
                 known.append("logits")
             for site in sites.chosen:
-                chunks[site.name].append(ratio_and_slope(site, gradients[site.name], errors))
+                chunks[site.name].append(
+                    ratio_and_slope(site, site.by_sample(gradients[site.name], len(errors)), errors)
+                )
         return {site.name: _updates(site, chunks[site.name], tolerance, known) for site in sites.chosen}
 
 
