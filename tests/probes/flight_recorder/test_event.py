@@ -40,6 +40,12 @@ def test_without_movers_the_batches_are_to_blame():
     assert event.to_dict()["first"] is None
 
 
+def test_a_loss_that_is_not_finite_from_the_start_has_no_rise():
+    event = SpikeEvent(3, float("nan"), float("nan"), float("nan"))
+    assert str(event) == "the loss is nan at step 3; no recorded series moved before it"
+    assert event.to_dict()["before"] is None
+
+
 def test_roles_are_named_behind_layers():
     roles = {"h.3.attn.c_attn": "layer 3, query, key and value", "h.3.attn/head1": "layer 3, head 1"}
     movers = [Mover("update", "h.3.attn.c_attn", 90, 4, 3.0)]

@@ -51,7 +51,7 @@ class SpikeEvent:
         """Known remedies for spikes of this kind."""
         first = self.first
         if first is None:
-            return ["Look at the batches of these steps: no series moved before the loss."]
+            return ["Look at the batches of these steps."]
         if first.lead < 0:
             return ["Look at the batches of these steps: the loss moved before any layer."]
         help_lines = []
@@ -70,12 +70,10 @@ class SpikeEvent:
         return help_lines
 
     def __str__(self) -> str:
-        rise = (
-            f"{number(self.before)} to {number(self.loss)}"
-            if math.isfinite(self.loss)
-            else f"{number(self.before)} to {self.loss}"
-        )
-        text = f"the loss spiked at step {self.step:,}, from {rise}"
+        loss = number(self.loss) if math.isfinite(self.loss) else str(self.loss)
+        text = f"the loss spiked at step {self.step:,}, from {number(self.before)} to {loss}"
+        if not math.isfinite(self.before):  # there were no losses before
+            text = f"the loss is {loss} at step {self.step:,}"
         first = self.first
         if first is None:
             return f"{text}; no recorded series moved before it"
