@@ -162,6 +162,29 @@ class HeadsInFront(Written):
         return self.o(y.unflatten(0, (-1, len(x))).permute(1, 2, 0, 3).flatten(2))
 
 
+class OneHead(nn.Module):
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, size, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT / math.sqrt(x.shape[-1])
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return scores.masked_fill(~allowed, -math.inf).softmax(-1) @ self.v(x)
+
+
+class MultiHead(nn.Module):
+    """A module for each head, as in Karpathy's tutorial."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = nn.ModuleList(OneHead(width, width // heads) for _ in range(heads))
+        self.o = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(torch.cat([head(x) for head in self.heads], -1))
+
+
 FORMS = {
     form.__name__: form
     for form in (Einsum, Broadcast, ComplexRotary, SharedKey, ModulePerHead, BatchOfHeads, HeadsInFront)
@@ -169,13 +192,13 @@ FORMS = {
 
 
 class FormsGPT(nn.Module):
-    """A GPT of attention and linear maps, without norms, whose attention is written in one of these forms."""
+    """A GPT of attention and linear maps, without norms, whose attention is written in one of these forms, or is a `MultiHead`."""
 
     def __init__(self, form: str, layers: int = 2, width: int = 8, heads: int = 2):
         super().__init__()
         self.embed, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY, bias=False)
         self.blocks = nn.ModuleList(
-            nn.ModuleDict({"attention": FORMS[form](width, heads), "mlp": nn.Linear(width, width)})
+            nn.ModuleDict({"attention": FORMS.get(form, MultiHead)(width, heads), "mlp": nn.Linear(width, width)})
             for _ in range(layers)
         )
 

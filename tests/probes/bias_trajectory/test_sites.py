@@ -76,7 +76,7 @@ class Sequences(nn.Module):
 
 
 @pytest.mark.parametrize("layers", ["first", "all"])
-def test_a_module_that_separates_merged_samples_is_as_one_that_does_not_merge_them(layers):
+def test_modules_may_separate_merged_samples(layers):
     x = torch.randn(4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     merged, plain = (Sequences(how).double() for how in (True, False))
     found, expected = (trajectory(model, x, layers=layers) for model in (merged, plain))

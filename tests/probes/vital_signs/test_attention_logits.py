@@ -210,6 +210,22 @@ def test_every_form_of_attention(form):
     assert measured == pytest.approx(expected, rel=1e-10)
 
 
+def test_modules_of_one_head_are_measured():
+    """Their class is not named after attention; that of the module around them is."""
+    torch.manual_seed(0)
+    model, ids = FormsGPT("MultiHead").double(), torch.randint(17, (3, 7))
+    ctx, probe = StepContext(model, 0, example=ids), AttentionLogits()
+    probe.attach(ctx)
+    measured = probe.measure(ctx)
+    heads = [f"logit/blocks.{i}.attention.heads.{k}/head0" for i in (0, 1) for k in (0, 1)]
+    assert [name for name in measured if name.startswith("logit/")] == heads
+    head, x = model.blocks[0]["attention"].heads[1], model.embed(ids[:2])
+    scores = (head.q(x) @ head.k(x).mT / math.sqrt(8)).masked_fill(
+        ~torch.ones(7, 7, dtype=torch.bool).tril(), -math.inf
+    )
+    assert float(measured[heads[1]]) == pytest.approx(float(scores.detach().max()), rel=1e-12)
+
+
 def test_heads_in_front_of_sequences_are_refused():
     """Taken for sequences in front, numbers of different heads would be mixed in silence."""
     model = FormsGPT("HeadsInFront")

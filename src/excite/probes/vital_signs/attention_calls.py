@@ -7,7 +7,7 @@ the model calls softmax itself, its input has the logits. Of long sequences 128 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,13 +137,14 @@ class AttentionMode(TorchFunctionMode):
     Args:
         sequences: Size of the batch: separates the axis of heads where it is merged with that of sequences.
         tokens: (sequences, tokens), 0 for padding.
+        modules: Paths of modules that are known to hold attention, such as those with a module for each head.
     """
 
-    def __init__(self, sequences: int, tokens: Tensor | None = None):
+    def __init__(self, sequences: int, tokens: Tensor | None = None, modules: Iterable[str] = ()):
         super().__init__()
         self.stack: list[str] = []  # paths of the modules that run
         self.activated: Callable[[ActivationCall], None] | None = None  # called before every activation of the table
-        self._sequences, self._tokens = sequences, tokens
+        self._sequences, self._tokens, self._inside = sequences, tokens, tuple(f"{path}." for path in modules)
         self.headed: list[str] | None = (
             None  # with a list: modules whose merged axis has the heads in front, if all sequences are equal
         )
@@ -193,7 +194,9 @@ class AttentionMode(TorchFunctionMode):
             return
         if logits.dim() == 3:
             # (sequences, tokens, classes) is no attention; (sequences · heads, queries, keys) is, inside a module named so.
-            if "att" not in self._module().rpartition(".")[2].lower() or logits.shape[0] % self._sequences:
+            module = self._module()
+            named = "att" in module.rpartition(".")[2].lower() or f"{module}.".startswith(self._inside)
+            if not named or logits.shape[0] % self._sequences:
                 return
             logits = self._with_heads(logits)
         self._add((logits,), (), logits.shape[-1])

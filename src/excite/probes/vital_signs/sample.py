@@ -21,7 +21,7 @@ from excite._core.intercept.padded_rows import padded_weights
 from excite.errors import ExciteError, InputError, ModelError
 from excite.probes.base import StepContext
 from excite.probes.vital_signs.attention_calls import AttentionCall, AttentionMode
-from excite.probes.vital_signs.blocks import blocks, stream
+from excite.probes.vital_signs.blocks import attention_modules, blocks, stream
 from excite.probes.vital_signs.stream_signs import StreamSigns, several_stream_signs
 from excite.probes.vital_signs.tokens import token_mask
 from excite.wiring.activations import ActivationCall
@@ -97,7 +97,7 @@ def run_sample(
 ) -> SamplePass:
     """Runs the model eagerly on a batch and records attention, blocks and the output. The model is left as it was."""
     tokens = token_mask(batch)
-    attention = AttentionMode(batch_size(batch), tokens)
+    attention = AttentionMode(batch_size(batch), tokens, attention_modules(model))
     attention.activated = activated
     result = SamplePass(tokens=tokens)
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def run_sample(
 @torch.no_grad()
 def heads_in_front(model: nn.Module, same: Batch) -> list[str]:
     """Modules whose attention merges heads and sequences into one axis with the heads in front, from a batch of equal sequences."""
-    attention = AttentionMode(batch_size(same))
+    attention = AttentionMode(batch_size(same), None, attention_modules(model))
     attention.headed = []
     with as_trained(model, same), _paths(model, attention.stack), attention:
         call(model, own_copy(same))

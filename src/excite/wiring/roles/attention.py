@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,7 +68,7 @@ class Attention:
     Attributes:
         number: 0 for the first attention that the model runs, 1 for the second, …
         module: Path of the module that makes the call.
-        layer: The number of the block it is in: the last number in the module's path; `number` if the path has none.
+        layer: The number of the block it is in; `number` if the module's path has none.
         name: "layer 3"; with the part of the model, or the name of the module, where that is not unique.
         kernel: "scaled_dot_product_attention", or "softmax" where it is written out.
         heads: Number of query heads.
@@ -109,6 +109,7 @@ def find_attentions(provenance: Provenance) -> tuple[Attention, ...]:
         provenance: Where the numbers of the model's graph come from (`follow_origins`).
     """
     attentions = []
+    blocks = block_paths(module_of(attention.node) for attention in provenance.attentions)
     for number, attention in enumerate(provenance.attentions):
         module = module_of(attention.node)
         query, key, value = (_made(provenance, origin) for origin in (attention.query, attention.key, attention.value))
@@ -117,7 +118,7 @@ def find_attentions(provenance: Provenance) -> tuple[Attention, ...]:
             Attention(
                 number,
                 module,
-                block_number(module, number),
+                block_number(blocks[module], number),
                 "",
                 attention.kernel,
                 attention.heads,
@@ -131,6 +132,30 @@ def find_attentions(provenance: Provenance) -> tuple[Attention, ...]:
             )
         )
     return _named(attentions)
+
+
+def block_paths(modules: Iterable[str]) -> dict[str, str]:
+    """The block of each attention, by the path of its module: up to the first number in which it differs from another one.
+
+    So `encoder.block.1.layer.0.SelfAttention` is in `encoder.block.1`, and `blocks.2.heads.0` in `blocks.2`. Where no number differs, up to the
+    last one.
+    """
+    names = {module: module.split(".") for module in modules}
+    result = {}
+    for module, path in names.items():
+        numbers = [i for i, name in enumerate(path) if name.isdecimal()]
+        others = [other for other in names.values() if other is not path]
+        differs = (
+            i
+            for i in numbers
+            if any(
+                other[:i] == path[:i] and "".join(other[i : i + 1]).isdecimal() and other[i] != path[i]
+                for other in others
+            )
+        )
+        first = next(differs, None)
+        result[module] = block_of(module) if first is None else ".".join(path[: first + 1])
+    return result
 
 
 def block_of(path: str) -> str:
@@ -149,18 +174,33 @@ def block_number(path: str, default: int) -> int:
 def _named(attentions: Sequence[Attention]) -> tuple[Attention, ...]:
     """Attentions named by their layer; by the part of the model and by their module where that is not unique."""
     result = []
+    blocks = block_paths(attention.module for attention in attentions)
     for attention in attentions:
-        block = block_of(attention.module)
+        block = blocks[attention.module]
         same = [other for other in attentions if other.layer == attention.layer and other is not attention]
         name = f"layer {attention.layer}"
-        if any(block_of(other.module) != block for other in same):
-            paths = [block_of(other.module).split(".") for other in same] + [block.split(".")]
+        if any(blocks[other.module] != block for other in same):
+            paths = [blocks[other.module].split(".") for other in same] + [block.split(".")]
             own = [token for token in paths[-1] if not all(token in path for path in paths)]
             name = f"{own[0]} {name}" if own else f"{block} {name}".strip()
-        if any(block_of(other.module) == block for other in same):
-            name += f", {attention.module.removeprefix(block).strip('.') or f'attention {attention.number}'}"
+        beside = [other for other in same if blocks[other.module] == block]
+        if beside:
+            name += f", {_tail(attention, block, beside)}"
         result.append(replace(attention, name=name))
     return tuple(result)
+
+
+def _tail(attention: Attention, block: str, beside: Sequence[Attention]) -> str:
+    """What distinguishes an attention from others in its block: its module, and the number of the call; "head 2" if each is one head."""
+    tail = attention.module.removeprefix(block).strip(".") or "attention"
+    last = tail.rpartition(".")[2]
+    before = sum(other.number < attention.number for other in beside)
+    if all(other.heads == 1 for other in (attention, *beside)) and len({other.cross for other in beside}) == 1:
+        return f"head {before}"
+    if not last.isdecimal() and all(other.module.rpartition(".")[2] != last for other in beside):
+        tail = last
+    calls = [other.number for other in beside if other.module == attention.module]
+    return f"{tail} {sum(number < attention.number for number in calls) + 1}" if calls else tail
 
 
 def _made(provenance: Provenance, origin: Origin) -> Projection | None:

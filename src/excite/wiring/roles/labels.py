@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from excite.wiring.groups import Site, named
 from excite.wiring.junctions import junctions
-from excite.wiring.roles.attention import Attention, block_of
+from excite.wiring.roles.attention import Attention, block_paths
 from excite.wiring.roles.names import WeightRoles
 
 if TYPE_CHECKING:
@@ -49,11 +49,15 @@ def _heads(attentions: Iterable[Attention]) -> Iterable[tuple[str, str]]:
         module = attention.module or "attention"
         calls[module] += 1
         name = f"{module}#{calls[module]}" if calls[module] > 1 else module
+        if attention.heads == 1 and ", head " in attention.name:  # a module for each head
+            yield f"{name}/head0", attention.name
+            continue
         yield from ((f"{name}/head{head}", f"{attention.name}, head {head}") for head in range(attention.heads))
 
 
-def _blocks(attentions: Iterable[Attention]) -> Iterable[tuple[str, str]]:
-    return ((block_of(attention.module), attention.name.partition(",")[0]) for attention in attentions)
+def _blocks(attentions: Sequence[Attention]) -> Iterable[tuple[str, str]]:
+    blocks = block_paths(attention.module for attention in attentions)
+    return ((blocks[attention.module], attention.name.partition(",")[0]) for attention in attentions)
 
 
 def _modules(roles: WeightRoles, parameters: Iterable[str]) -> Iterable[tuple[str, str]]:

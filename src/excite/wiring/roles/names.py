@@ -9,7 +9,7 @@ from itertools import pairwise
 from excite.wiring.channels.slots import Use
 from excite.wiring.groups import Group, Site
 from excite.wiring.layers import Layer
-from excite.wiring.roles.attention import Attention, Projection, block_number, block_of
+from excite.wiring.roles.attention import Attention, Projection, block_number, block_of, block_paths
 from excite.wiring.roles.provenance import Origin, Provenance
 
 _PARTS = ("query", "key", "value", "output")
@@ -112,9 +112,10 @@ def find_roles(provenance: Provenance, attentions: tuple[Attention, ...], parame
                 by_layer.setdefault(projection.layer, []).append(projection_name)
         for layer, projection_names in by_layer.items():
             roles.layers.setdefault(layer, f"{attention.name}, {_list(projection_names)}")
-    blocks = {block_of(attention.module): attention.name.partition(",")[0] for attention in attentions}
+    paths = block_paths(attention.module for attention in attentions)
+    blocks = {paths[attention.module]: attention.name.partition(",")[0] for attention in attentions}
     _feedforward(provenance, roles, blocks)
-    _routers(provenance, roles, blocks)
+    _routers(provenance, roles, blocks, parameters)
     _outputs(provenance, roles)
     _embeddings(provenance, roles, parameters)
     _norms(provenance, roles, blocks)
@@ -171,9 +172,9 @@ def _feedforward(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str
         roles.layers[use.layer] = _label(use.layer, blocks, "MLP out")
 
 
-def _routers(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str]) -> None:
+def _routers(provenance: Provenance, roles: WeightRoles, blocks: Mapping[str, str], parameters: Iterable[str]) -> None:
     """The layer that weighs the experts beside it: a router, or a gate."""
-    parents = {use.layer.partition(".experts.")[0] for use, _, _ in provenance.calls if ".experts." in use.layer}
+    parents = {path.partition(".experts.")[0] for path in parameters if ".experts." in path}
     for use, _, _ in provenance.calls:
         parent, _, name = use.layer.rpartition(".")
         if parent in parents and name in ("router", "gate"):

@@ -131,7 +131,9 @@ class ProvenanceInterpreter(Interpreter):
         return _nothing(shape) if isinstance(shape, tuple) else node.meta.get("val")
 
     def compute(self, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Numbers that depend on no parameter and no input come from nowhere."""
+        """Numbers that depend on no parameter and no input come from nowhere; copies of constants are constants."""
+        if args and isinstance(args[0], Tensor) and name_of(node.target) in SAME:
+            return args[0]
         return _filled(shapes_of(node))
 
     def overwritten(self, node: torch.fx.Node, values: list[Any]) -> None:
@@ -164,7 +166,16 @@ class ProvenanceInterpreter(Interpreter):
             return a.args[0]
         if a.op in ("view_as_complex", "view_as_real"):
             return provenance.as_complex(a.args[0]) if a.op == "view_as_complex" else provenance.as_real(a.args[0])
+        if (
+            a.op == "index"
+            and isinstance(a.self, Origin)
+            and all(i is None or isinstance(i, Tensor) for i in a.indices)
+        ):
+            return replace(a.self, labels=torch.ops.aten.index.Tensor(a.self.labels, a.indices))
         if a.op in ("cat", "stack", "concat", "concatenate"):
+            scores = next((operand for operand in a.tensors if isinstance(operand, _Scores)), None)
+            if scores is not None:  # with an attention sink
+                return scores
             origins = [operand if isinstance(operand, Origin) else _nothing(_shape(operand)) for operand in a.tensors]
             join = torch.stack if a.op == "stack" else torch.cat
             first = max(origins, key=lambda operand: bool(operand.labels.any()))
