@@ -128,6 +128,23 @@ def test_weights_that_are_not_finite_are_named(value):
         check_weights(model)
 
 
+def test_weights_made_in_inference_mode_are_named():
+    with torch.inference_mode():
+        model = nn.Linear(2, 2)
+    with pytest.raises(ModelError, match=r"weight was made under torch\.inference_mode"):
+        check_weights(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float64])
+def test_weights_of_every_size_are_checked(dtype):
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.ones(2, 2).to(dtype), requires_grad=False)
+    assert check_weights(model) is model
+    model.weight = nn.Parameter(torch.full((2, 2), math.nan).to(dtype), requires_grad=False)
+    with pytest.raises(ModelError, match="weight has NaN or infinite"):
+        check_weights(model)
+
+
 def test_masks_of_infinities_are_no_weights():
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((2, 2), -math.inf))

@@ -370,13 +370,23 @@ def check_model(model: object, name: str = "model") -> nn.Module:
 
 
 def check_placed(model: nn.Module) -> nn.Module:
-    """The module, if all its parameters have values. Reads none of them."""
+    """The module, if all its parameters have values and can have gradients. Reads none of them."""
     for path, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ModelError(f"parameter {path!r} is not initialized yet: run the model once on a batch first")
         if parameter.device.type == "meta":
             raise ModelError(f"expected weights with values; {path} is on the meta device: load the weights first")
+        if parameter.is_inference():
+            raise ModelError(
+                f"{path} was made under torch.inference_mode, so that no gradient can be computed: make the model outside of it"
+            )
     return model
+
+
+def all_finite(tensor: Tensor) -> Tensor:
+    """Whether all entries are finite, on the device of the tensor; also for numbers of eight bits, which torch cannot ask."""
+    small = tensor.is_floating_point() and tensor.element_size() == 1
+    return torch.isfinite(tensor.detach().float() if small else tensor.detach()).all()
 
 
 def check_weights(model: nn.Module) -> nn.Module:
@@ -395,7 +405,7 @@ def check_weights(model: nn.Module) -> nn.Module:
         return model
     device = named[0][1].device
     with torch.no_grad():
-        good = torch.stack([torch.isfinite(p).all().to(device) for _, p in named]).tolist()
+        good = torch.stack([all_finite(p).to(device) for _, p in named]).tolist()
     for (path, _), fine in zip(named, good):
         if not fine:
             raise ModelError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-import torch
 from torch import nn
 
+from excite._core.checks import all_finite
 from excite._core.distributed import rank_and_size
 from excite._core.warn import warn_user
 from excite.errors import ExciteError
@@ -88,7 +88,7 @@ class ProbeFailures:
 
 def _finite(model: nn.Module) -> bool:
     """Whether all weights are; where they are not, what probes raise says nothing about its cause."""
-    return all(bool(torch.isfinite(p.detach()).all()) for p in model.parameters() if not p.is_meta)
+    return all(bool(all_finite(p)) for p in model.parameters() if not p.is_meta)
 
 
 def _reason(error: BaseException) -> tuple[type[BaseException], str]:
