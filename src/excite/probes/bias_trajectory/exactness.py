@@ -58,7 +58,7 @@ def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick =
 
     Raises ModelError where the first layer's output does not influence the model's.
     """
-    cut = _Cut(Names(model))
+    cut, axis = _Cut(Names(model)), sites.first.axis
     leaves = []
 
     def leaf(value: Any) -> Any:
@@ -90,7 +90,7 @@ def labels(model: nn.Module, example: Batch, sites: TracedLayers, output: Pick =
             raise ModelError(_unreachable(sites))
         (gradient,) = torch.autograd.grad((f[0] * weights[0]).sum(), cut.z)
     result = []
-    if bool(sites.first.by_sample(gradient, 4)[1:].count_nonzero()):
+    if bool(sites.first.separated(gradient, 4).movedim(axis, 0)[1:].count_nonzero()):
         result.append("coupled")
     if drawn:
         result.append("random")

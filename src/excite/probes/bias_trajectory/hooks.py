@@ -26,11 +26,11 @@ Inspect = Callable[[TracedLayer, Tensor, Tensor], None]  # site, dL/dz, ‖dL/df
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def row_norms(gradient: Tensor) -> Tensor:
-    """‖·‖₂ of every sample, (B, ...) -> (B,), in float32 or better; no copy is made."""
+def row_norms(gradient: Tensor, axis: int = 0) -> Tensor:
+    """‖·‖₂ of every sample, (..., B, ...) with the batch at `axis` -> (B,), in float32 or better; no copy is made."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    other_axes = tuple(range(1, gradient.dim()))
-    if not other_axes or gradient.numel() == len(gradient):
+    other_axes = tuple(i for i in range(gradient.dim()) if i != axis)
+    if not other_axes or gradient.numel() == gradient.shape[axis]:
         return gradient.detach().to(wide).abs().reshape(-1)
     norms: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=other_axes, dtype=wide)
     return norms
@@ -68,12 +68,11 @@ class _Pass:
     of second order in dL/dz, so where both go through one forward pass the gradients of the penalty's count: `inner`.
     """
 
-    __slots__ = ("arguments", "calls", "counted", "inner", "outer", "paired", "parameters", "samples", "slope")
+    __slots__ = ("arguments", "calls", "counted", "inner", "outer", "paired", "parameters", "slope")
 
     def __init__(self, inputs: Arguments | None, parameters: tuple[Tensor, ...] | None) -> None:
         self.arguments = inputs  # the model's arguments, with `directions`
         self.parameters = parameters  # where others stand in for the model's own (torch.func.functional_call)
-        self.samples = 0  # rows of the output
         self.slope: Tensor | None = None  # of the link function at f
         self.calls: dict[str, int] = {}
         self.inner: _Gradients | None = None
@@ -225,7 +224,6 @@ class Hooks:
             if not f.requires_grad:
                 return
             self.forwards += 1
-            current.samples = len(f) if f.dim() else 1
             self.number = f.grad_fn._sequence_nr() if f.grad_fn is not None else 0
             if self.sigmoid:
                 p = torch.sigmoid(f.detach().reshape(-1))
@@ -265,8 +263,8 @@ class Hooks:
             result = self._gradients(current)
             if result is None:
                 return
-            rows = site.by_sample(gradient, current.samples)
-            result.at_z.append((site, row_norms(rows), rows.detach() if inspecting else None))
+            norm = row_norms(gradient, site.axis)
+            result.at_z.append((site, norm, gradient.detach() if inspecting else None))
             if result is current.outer:
                 self.reaches[site.name] += 1
                 if result.error is not None:

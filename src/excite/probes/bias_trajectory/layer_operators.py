@@ -82,7 +82,7 @@ class LayerOperator:
 
     def _bound(self, count: int = 1) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """x ↦ A x (plus what comes of zero) for samples on the first axis, with the weight as it is now; and `count` zeros."""
-        site, call = self.site, self.site.call
+        call, in_axis, axis, merged = self.site.call, self.site.in_axis, self.site.axis, self.site.merged
         weight = call.weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         call = call.linear_part(wide)
@@ -91,15 +91,17 @@ class LayerOperator:
 
         def run(x: Tensor) -> Tensor:
             with torch.autocast(device, enabled=False):
-                value = x.flatten(0, 1) if site.merged else x.movedim(0, site.in_axis)
+                value = x.flatten(0, 1) if merged else x.movedim(0, in_axis)
+                output: Tensor
                 if call.before or inner or not isinstance(argument, int):
-                    return site.by_sample(call.run(value), len(x))
-                args[argument] = value
-                output: Tensor = call.function(*args, **call.kwargs)
-                args[argument] = None
-                return site.by_sample(output, len(x))
+                    output = call.run(value)
+                else:
+                    args[argument] = value
+                    output = call.function(*args, **call.kwargs)
+                    args[argument] = None
+                return output.unflatten(0, (len(x), -1)) if merged else output.movedim(axis, 0)
 
-        shape = [n for i, n in enumerate(site.shape) if i != site.in_axis]
+        shape = [n for i, n in enumerate(self.site.shape) if i != in_axis]
         return run, weight.new_zeros(count, *shape, dtype=wide)
 
     def _zeros(self, weight: Tensor) -> Tensor:

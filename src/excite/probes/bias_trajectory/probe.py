@@ -224,11 +224,14 @@ class Trajectory(Probe):
     def _inspect(self, site: TracedLayer, gradient: Tensor, errors: Tensor) -> None:
         """Lemma 1 for the samples of one pass, with the weights they met; a pass of samples of another size is passed over."""
         operator = self._operators[site.name]
-        if gradient.shape[1:] != site.out_shape:
+        if gradient.movedim(site.axis, 0).shape[1:] != site.out_shape:
             return
         self._due = False
         if self.max_samples is not None:
-            gradient, errors = gradient[: self.max_samples], errors[: self.max_samples]
+            gradient, errors = (
+                gradient.narrow(site.axis, 0, min(self.max_samples, len(errors))),
+                errors[: self.max_samples],
+            )
         if not site.live:  # the weight is computed again in every pass
             operator.site = find(self._model, self._example, [site.name])[site.name]
         self._ratio_bounds[site.name] = RatioBounds.of(site, gradient, errors, operator)
@@ -330,8 +333,8 @@ class Trajectory(Probe):
             errors, gradients, _ = gradients_of(self._model, batch, None, direction, names, self.output)
         values: dict[str, Tensor] = {}
         for site in self._sites.chosen:
-            rows = site.by_sample(gradients[site.name], len(errors))
-            ratio = row_norms(rows) / torch.where(errors > 0, errors, torch.nan)
+            gradient = site.separated(gradients[site.name], len(errors))
+            ratio = row_norms(gradient, site.axis) / torch.where(errors > 0, errors, torch.nan)
             values[f"clean/{site.name}"] = ratio.nanmean()
             values[f"clean_max/{site.name}"] = largest(ratio)
         return values

@@ -57,7 +57,8 @@ def largest(values: Tensor) -> Tensor:
 def ratio_and_slope(
     site: TracedLayer, gradient: Tensor, errors: Tensor, operator: LayerOperator | None = None
 ) -> tuple[Tensor, ...]:
-    """Normalized update, local Lipschitz constant and which rows are active, from dL/dz (B, ...) and ‖dL/df‖; NaN where that is 0."""
+    """Normalized update, local Lipschitz constant and which rows are active, from dL/dz and ‖dL/df‖; NaN where that is 0."""
+    gradient = gradient.movedim(site.axis, 0)
     operator = operator or LayerOperator(site)
     nonzero = torch.where(errors > 0, errors, torch.nan)
     gradient_norms = row_norms(operator.transpose(gradient))

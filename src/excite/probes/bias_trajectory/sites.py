@@ -51,12 +51,12 @@ class TracedLayer:
     checkpointed: bool = False  # whether it runs under reentrant checkpointing, without gradients
     merged: bool = False
 
-    def by_sample(self, z: Tensor, samples: int) -> Tensor:
-        """z or its gradient, of the call or of the module, with the batch axis in front."""
-        if self.merged and z.dim() == len(self.out_shape):
-            separate: Tensor = z.unflatten(0, (samples, -1))
-            return separate
-        return z.movedim(self.axis, 0)
+    def separated(self, z: Tensor, samples: int) -> Tensor:
+        """z of the call, or its gradient, with an axis for samples: as its module returns it."""
+        if not self.merged:
+            return z
+        result: Tensor = z.unflatten(0, (samples, -1))
+        return result
 
 
 @dataclass

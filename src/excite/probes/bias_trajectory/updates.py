@@ -173,7 +173,7 @@ def trajectory(
                 known.append("logits")
             for site in sites.chosen:
                 chunks[site.name].append(
-                    ratio_and_slope(site, site.by_sample(gradients[site.name], len(errors)), errors)
+                    ratio_and_slope(site, site.separated(gradients[site.name], len(errors)), errors)
                 )
         return {site.name: _updates(site, chunks[site.name], tolerance, known) for site in sites.chosen}
 
