@@ -8,6 +8,7 @@ from excitation.deferring import deferring
 from excite.errors import InputError, ModelError
 from excite.excitation.checks import check_fraction, check_input, place_bounds, possible_layers
 
+AT_INPUT = ("layers='input'", "choose layers='all'")
 ones = torch.ones(2, 3)
 
 
@@ -32,13 +33,13 @@ ones = torch.ones(2, 3)
 def test_on_a_gpu_the_same_inputs_are_refused_later(x, bounds, problem):
     later = deferring()
     later.begin(torch.zeros(1))
-    check_input(x, False, bounds, later)
+    check_input(x, None, bounds, later)
     if problem is None:
-        check_input(x, False, bounds)
+        check_input(x, None, bounds)
         later.finish()
     else:
         with pytest.raises(InputError, match=problem):
-            check_input(x, False, bounds)
+            check_input(x, None, bounds)
         with pytest.raises(InputError, match=f"{problem}.*in call 1 of loss") as raised:
             later.begin(torch.zeros(1))
         assert "\n" not in str(raised.value)
@@ -46,9 +47,9 @@ def test_on_a_gpu_the_same_inputs_are_refused_later(x, bounds, problem):
 
 def test_on_a_gpu_shapes_and_types_are_refused_at_once():
     with pytest.raises(InputError, match="do not broadcast"):
-        check_input(torch.zeros(2, 3), True, (torch.zeros(4), torch.ones(4)), deferring())
+        check_input(torch.zeros(2, 3), AT_INPUT, (torch.zeros(4), torch.ones(4)), deferring())
     with pytest.raises(InputError, match="layers='all'"):
-        check_input(torch.zeros(2, 3, dtype=torch.long), True, None, deferring())
+        check_input(torch.zeros(2, 3, dtype=torch.long), AT_INPUT, None, deferring())
 
 
 def test_bounds_are_placed_once_for_each_device_and_precision():
@@ -62,18 +63,18 @@ def test_bounds_are_placed_once_for_each_device_and_precision():
 
 
 def test_inputs_must_lie_within_the_bounds():
-    check_input(torch.zeros(2, 3), True, (-1, 1))
+    check_input(torch.zeros(2, 3), AT_INPUT, (-1, 1))
     with pytest.raises(InputError, match="within bounds"):
-        check_input(torch.full((2, 3), 2.0), True, (-1, 1))
+        check_input(torch.full((2, 3), 2.0), AT_INPUT, (-1, 1))
     with pytest.raises(InputError, match="do not broadcast"):
-        check_input(torch.zeros(2, 3), True, (torch.zeros(4), torch.ones(4)))
+        check_input(torch.zeros(2, 3), AT_INPUT, (torch.zeros(4), torch.ones(4)))
 
 
 def test_only_floating_point_inputs_can_be_perturbed():
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    check_input(tokens, False, None)
+    check_input(tokens, None, None)
     with pytest.raises(InputError, match="layers='all'"):
-        check_input(tokens, True, None)
+        check_input(tokens, AT_INPUT, None)
 
 
 def test_names_of_weights_and_modules_are_possible_layers():

@@ -29,6 +29,9 @@ def test_progress_is_saved_and_restored(method):
     method.advance(1.0)
     method.load_state_dict(state)
     assert method.progress == 0.5
+    for other in ({}, [1], None):
+        with pytest.raises(InputError, match="expected what state_dict returned"):
+            method.load_state_dict(other)
 
 
 def test_predict_checks_the_input_and_decide_does_not(method):

@@ -443,6 +443,21 @@ def test_measuring_changes_nothing_in_the_model() -> None:
     assert torch.equal(random, torch.get_rng_state())
 
 
+def test_without_an_attack_the_gap_is_that_of_clean_accuracy() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
+    )
+    ids, y = torch.randint(9, (2, 6, 2)), torch.tensor([0, 1, 1, 0, 1, 0])
+    at = AdversarialTraining(model, 0.0, hidden_radius="auto", held_out=(ids[1], y))
+    before = state_of(model)
+    at.adapt(ids[0], y)
+    assert same_state(before, state_of(model))
+    right = [float((at.predict(x) == y).float().mean()) for x in ids]
+    assert [at.measured()["robust_train"], at.measured()["robust_held_out"]] == pytest.approx(right)
+    assert bool(at.loss(ids[0], y).isfinite())
+
+
 def test_state_continues_a_training() -> None:
     def made() -> AdversarialTraining:
         torch.manual_seed(0)
@@ -497,6 +512,8 @@ def test_refusals() -> None:
         AdversarialTraining(model, 0.1, hidden_radius="auto", held_out=(HELD[0], HELD[1][:3]))
     with pytest.raises(InputError, match="points and labels"):
         AdversarialTraining(model, 0.1, hidden_radius="auto", held_out=HELD[0])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="held_out: expected inputs within bounds"):
+        AdversarialTraining(model, 0.1, hidden_radius="auto", held_out=(HELD[0] + 9, HELD[1]), bounds=(-5, 5))
     with pytest.raises(InputError, match="gap_target"):
         AdversarialTraining(model, 0.1, hidden_radius="auto", held_out=HELD, gap_target=0)
 

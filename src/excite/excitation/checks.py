@@ -25,8 +25,12 @@ def check_fraction(fraction: object) -> float:
     return check_number(fraction, "advance: the fraction of training done", 0, 1)
 
 
-def check_input(x: Batch, at_input: bool, bounds: Bounds | None, deferred: DeferredChecks | None = None) -> None:
+def check_input(
+    x: Batch, at_input: tuple[str, str] | None, bounds: Bounds | None, deferred: DeferredChecks | None = None
+) -> None:
     """Finite values within the bounds; a tensor of floating-point numbers where the input itself is perturbed.
+
+    `at_input`: what perturbs the input, and what to do where it cannot be perturbed; None where nothing does.
 
     With `deferred`, values on a GPU are judged without waiting for it; tensors among the bounds must be on the device of x.
     """
@@ -35,10 +39,11 @@ def check_input(x: Batch, at_input: bool, bounds: Bounds | None, deferred: Defer
         return
     if deferred is None:
         check_finite(x)
-    if at_input and not (isinstance(x, Tensor) and x.is_floating_point()):
+    if at_input is not None and not (isinstance(x, Tensor) and x.is_floating_point()):
+        setting, advice = at_input
         described = f"{x.dtype} values" if isinstance(x, Tensor) else f"a {type(x).__name__}"
         raise InputError(
-            f"layers='input' needs a tensor of floating-point numbers to perturb; got {described}: choose layers='all'"
+            f"{setting} perturbs the model's input: expected one tensor of floating-point numbers; got {described}: {advice}"
         )
     if deferred is not None:
         _check_deferred(x, bounds, deferred)

@@ -149,7 +149,7 @@ class PersistentExcitation(PerturbedLoss):
         self.random_start = check_flag(random_start, "random_start")
         self.keep_best = check_flag(keep_best, "keep_best")
         self.layers = check_layers(layers)
-        self._perturbs_input = self.layers == "input"
+        self._at_input = ("layers='input'", "choose layers='all'") if self.layers == "input" else None
         self.target: Target
         if check_choice(targets, "targets", TARGETS) == "values":
             self.target = values_target(classes, hierarchy, threshold, loss)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from excite._core.background import DeferredChecks
 from excite._core.calls import Batch, Pick, batch_size, call, pick_output
-from excite._core.checks import Bounds, check_model, check_output, check_real, check_weights, model_errors
+from excite._core.checks import Bounds, check_model, check_output, check_real, check_weights, model_errors, shown
 from excite._core.layout import Layout
 from excite._core.preserve import eval_mode
 from excite._core.wrappers import eagerly, unwrap
+from excite.errors import InputError
 from excite.excitation.checks import check_fraction, check_input, place_bounds
 from excite.excitation.collapse import CollapseCheck
 from excite.excitation.radius_control import RadiusController
@@ -24,7 +25,7 @@ from excite.excitation.targets.target import Target
 class PerturbedLoss(ABC):
     """A training loss of a model at perturbed inputs.
 
-    A subclass sets `target`, `bounds` and `output`, and `_perturbs_input` if the model's own input is perturbed.
+    A subclass sets `target`, `bounds` and `output`, and `_at_input` (see `check_input`) if the model's own input is perturbed.
 
     Args:
         model: The model, perhaps wrapped.
@@ -41,7 +42,7 @@ class PerturbedLoss(ABC):
     def __init__(self, model: nn.Module):
         self.model = check_model(model)
         self.progress = 0.0
-        self._perturbs_input = False
+        self._at_input: tuple[str, str] | None = None
         self._known_layouts: dict[object, list[Layout | None]] = {}
         self._placed_bounds: dict[object, tuple[Bounds, Bounds]] = {}
         self._checks = DeferredChecks("loss")
@@ -116,7 +117,13 @@ class PerturbedLoss(ABC):
         return state if controller is None else {**state, "auto": controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned.
+
+        Raises:
+            InputError: if `state` is something else.
+        """
+        if not isinstance(state, Mapping) or "progress" not in state:
+            raise InputError(f"load_state_dict: expected what state_dict returned; got {shown(state)}")
         self.advance(state["progress"])
         controller = self._controller()
         if controller is not None and "auto" in state:
@@ -142,7 +149,7 @@ class PerturbedLoss(ABC):
         return output.to(torch.promote_types(output.dtype, torch.float32))
 
     def _check_input(self, x: Batch, deferred: DeferredChecks | None = None) -> None:
-        check_input(x, self._perturbs_input, self._bounds_at(x), deferred)
+        check_input(x, self._at_input, self._bounds_at(x), deferred)
 
     def _bounds_at(self, x: Batch) -> Bounds | None:
         """The bounds on the device of x, in its precision."""

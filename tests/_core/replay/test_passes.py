@@ -40,6 +40,21 @@ def test_both_halves_repeat_the_clean_pass():
     torch.testing.assert_close(twice, torch.cat([output, output]))
 
 
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("affine", [True, False])
+def test_normalization_is_repeated_in_any_precision(precision, affine):
+    model, x = nn.BatchNorm1d(3, affine=affine).to(precision), torch.randn(50, 3).to(precision)
+    names, tape, output = recorded(model, x)
+    with PerturbedPass(names, tape, frozenset(), copies=1) as repeated:
+        again = model(x)
+    repeated.finish()
+    assert again.dtype == output.dtype == precision
+    torch.testing.assert_close(again, output)
+    rounding = 2 * torch.finfo(precision).eps  # of the normalized values, some of which are differences close to zero
+    expected = nn.BatchNorm1d(3, affine=affine).to(precision)(x)
+    torch.testing.assert_close(output, expected, rtol=rounding, atol=rounding)
+
+
 def test_inputs_of_registered_calls_are_moved():
     model, x = nn.Linear(3, 1), torch.randn(5, 3)
     names, tape = Names(model), Tape(5)

@@ -182,6 +182,29 @@ def test_the_layer_that_reads_the_input_is_left_out():
     assert set(by_name.all_perturbations(x, Y)) == {"", "2"}
 
 
+class TwoInputs(nn.Module):
+    """A layer for each of two inputs, and one for their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 5), nn.Linear(2, 5), nn.Linear(5, 1)
+
+    def forward(self, x, z):
+        return self.last(torch.relu(self.first(x) + self.second(z)))
+
+
+@pytest.mark.parametrize("order", [("x", "z"), ("z", "x")])
+def test_layers_that_read_one_of_several_inputs_are_left_out(order):
+    inputs = {"x": torch.randn(4, 3), "z": torch.randn(4, 2)}
+    batch = {name: inputs[name] for name in order}
+    at = AdversarialTraining(TwoInputs(), 0.0, hidden_radius=0.1)
+    assert set(at.all_perturbations(batch, Y)) == {"last"}
+    at = AdversarialTraining(TwoInputs(), 0.0, hidden_radius=0.1, layers=["first", "second"])
+    assert set(at.all_perturbations(batch, Y)) == {"first", "second"}
+    with pytest.raises(InputError, match=r"radius perturbs the model's input: .* got a dict: .* give radius=0"):
+        AdversarialTraining(TwoInputs(), 0.1).loss(batch, Y)
+
+
 def test_hidden_layers_alone():
     model, x = network(), torch.randn(4, 3).double()
     found = AdversarialTraining(model, 0.0, hidden_radius=0.1).all_perturbations(x, Y)

@@ -85,6 +85,22 @@ def test_what_needs_a_search_is_refused():
             at.free_loss(x, Y, torch.optim.SGD(at.model.parameters(), 0.1))
 
 
+class NeedsClosure(torch.optim.SGD):
+    """An optimizer that evaluates the loss itself."""
+
+    def step(self, closure):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, NeedsClosure])
+def test_optimizers_that_need_a_closure_are_refused(optimizer):
+    x, at = torch.randn(4, 3).double(), AdversarialTraining(network(), 0.1)
+    with pytest.raises(InputError, match=f"{optimizer.__name__} needs a closure"):
+        at.free_loss(x, Y, optimizer(at.model.parameters(), 0.1))
+    with pytest.raises(InputError, match=r"optimizer of torch\.optim; got str"):
+        at.free_loss(x, Y, "sgd")
+
+
 def test_configs_train_with_it(tmp_path):
     config = {
         "data": {"name": "moons"}, "model": {"name": "mlp"}, "adversarial": {"radius": 0.1, "steps": 2, "hidden_radius": 0.01},

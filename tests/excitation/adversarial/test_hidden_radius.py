@@ -46,6 +46,8 @@ def test_the_tensor_of_a_controller_is_handed_on():
     [
         (Stages(Relative(0.1)), None, "relative already"),
         ({"head": 0.1}, None, "unknown layer 'head'"),
+        ({}, None, "no layer has a radius above 0"),
+        ({"0": 0.0}, None, "no layer has a radius above 0"),
         (-0.1, None, "hidden_radius"),
         (0.1, (1, 2), "hidden_radius='auto' only"),
     ],

@@ -321,7 +321,8 @@ class Pass(AffineMode):
 class CleanPass(Pass):
     """Records, and hands out an alias of every chosen input: its gradient is that of the perturbation at zero.
 
-    `x` is what enters the model. `chosen`: whether a layer of this name is perturbed; with `skip_input` not if its input is x.
+    `x` is what enters the model. `chosen`: whether a layer of this name is perturbed; with `skip_input` not if its input is x, or one of
+    several tensors in it.
     `bounded`: find out which of the chosen inputs are x, since bounds on x hold there.
     """
 
@@ -349,7 +350,9 @@ class CleanPass(Pass):
     def at_signal(self, name: str, signal: Tensor) -> Tensor:
         """A chosen signal becomes a site of the search."""
         self.names_called.append(name)
-        chosen = self._chosen(name) and not (self._skip_input and shares_memory(signal, self._x))
+        chosen = self._chosen(name) and not (
+            self._skip_input and any(shares_memory(signal, x) for x in tensors(self._x))
+        )
         # Where gradients are off (a frozen backbone under no_grad) there is nothing to search.
         if not (chosen and signal.is_floating_point() and torch.is_grad_enabled()):
             return signal
@@ -422,6 +425,8 @@ class _FixedNorm(torch.autograd.Function):
     ) -> Tensor:
         scale = (variance + eps).rsqrt()
         ctx.save_for_backward(scale if weight is None else scale * weight)
+        # The statistics are at least in float32, and the weights of a model in half precision have to agree with them.
+        weight, bias = (None if t is None else t.to(mean.dtype) for t in (weight, bias))
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod

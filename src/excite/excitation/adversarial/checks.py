@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import Parameter, signature
 
-from torch import nn
+from torch import Tensor, nn
 
 from excite._core.checks import (
+    Bounds,
     check_layers,
     check_number,
 )
 from excite.errors import InputError
 from excite.excitation.adversarial.ascent import HiddenOptions
 from excite.excitation.adversarial.weight_perturbation import perturbed_weights
-from excite.excitation.checks import check_names
+from excite.excitation.checks import check_input, check_names, place_bounds
 from excite.excitation.radius import (
     Stages,
     check_radius,
@@ -39,6 +41,16 @@ def check_hidden(hidden: object, trades: float = 0.0) -> HiddenOptions:
     return options
 
 
+def check_held_out(held_out: object, bounds: Bounds | None) -> object:
+    """What was passed, whose points lie within the bounds; `GapController` checks everything else."""
+    if isinstance(held_out, tuple | list) and held_out and isinstance(x := held_out[0], Tensor) and x.numel():
+        try:
+            check_input(x, None, place_bounds(bounds, x, {}))
+        except InputError as error:
+            raise InputError(f"held_out: {error}") from error
+    return held_out
+
+
 def check_awp(awp: object, model: nn.Module) -> float:
     """The size of weight perturbations, 0 for none."""
     size = check_number(awp, "awp", 0, 1)
@@ -47,11 +59,19 @@ def check_awp(awp: object, model: nn.Module) -> float:
     return size
 
 
-def check_free(awp: float, keep_best: bool, hidden: HiddenOptions) -> None:
-    """Refuses settings that need a search before the weights are updated."""
+def check_free(awp: float, keep_best: bool, hidden: HiddenOptions, optimizer: object) -> None:
+    """Refuses settings that need a search before the weights are updated, and optimizers that evaluate the loss themselves."""
     for name, is_set in (("awp", awp > 0), ("keep_best", keep_best), ("HiddenOptions(once=True)", hidden.once)):
         if is_set:
             raise InputError(f"free: expected no {name}, which needs a search before the weights are updated")
+    step = getattr(optimizer, "step", None)
+    if not callable(step) or not callable(getattr(optimizer, "zero_grad", None)):
+        raise InputError(f"free_loss: expected an optimizer of torch.optim; got {type(optimizer).__name__}")
+    closure = signature(step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise InputError(
+            f"free_loss updates the weights itself: {type(optimizer).__name__} needs a closure; use loss, or another optimizer"
+        )
 
 
 def check_trades(trades: object, loss: str, random_start: bool) -> float:

@@ -42,7 +42,10 @@ def check_hidden_radius(
     if not isinstance(radius, Mapping):
         return check_number(radius, description, 0, 1e6)
     check_names(map(str, radius), known, model)
-    return {name: check_number(value, f"{description} of {name!r}", 0, 1e6) for name, value in radius.items()}
+    by_layer = {name: check_number(value, f"{description} of {name!r}", 0, 1e6) for name, value in radius.items()}
+    if not any(by_layer.values()):
+        raise InputError("hidden_radius: no layer has a radius above 0: give hidden_radius=0 to perturb none")
+    return by_layer
 
 
 def stage_of(radius: HiddenRadius, progress: float) -> tuple[float | Mapping[str, float], float]:

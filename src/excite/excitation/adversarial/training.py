@@ -29,6 +29,7 @@ from excite.excitation.adversarial.ascent import Ascent, AscentSettings, HiddenO
 from excite.excitation.adversarial.checks import (
     check_awp,
     check_free,
+    check_held_out,
     check_hidden,
     check_hidden_layers,
     check_input_radius,
@@ -155,7 +156,11 @@ class AdversarialTraining(PerturbedLoss):
         super().__init__(model)
         known = possible_layers(unwrap(model))
         self.radius = check_input_radius(radius)
-        self._perturbs_input = full_radius(self.radius) > 0
+        self._at_input = (
+            ("radius", "scale images to such numbers; for token ids give radius=0 and a hidden_radius")
+            if full_radius(self.radius) > 0
+            else None
+        )
         self.norm = parse_norm(norm)
         self.steps = check_count(steps, "steps")
         self.step_size = None if step_size is None else check_number(step_size, "step_size", 0, above=True)
@@ -171,7 +176,7 @@ class AdversarialTraining(PerturbedLoss):
         self.bounds = check_bounds(bounds)
         self.output = output
         self.hidden_radius = (
-            GapController(held_out, gap_target, gap_every)
+            GapController(check_held_out(held_out, self.bounds), gap_target, gap_every)
             if isinstance(hidden_radius, str) and hidden_radius == "auto"
             else check_hidden_radius(hidden_radius, known, held_out, unwrap(model))
         )
@@ -218,7 +223,8 @@ class AdversarialTraining(PerturbedLoss):
             Scalar tensor, the loss at the perturbations after the last step; call `.backward()` on it, then `optimizer.step()`.
 
         Raises:
-            InputError: as in `loss`; if `awp`, `keep_best` or `HiddenOptions(once=True)` is set, which need a search.
+            InputError: as in `loss`; if `awp`, `keep_best` or `HiddenOptions(once=True)` is set, which need a search; if the
+                optimizer's `step` needs a closure.
 
         Example:
             >>> model = torch.nn.Linear(4, 1)
@@ -227,7 +233,7 @@ class AdversarialTraining(PerturbedLoss):
             >>> at.free_loss(torch.rand(6, 4), torch.arange(6) % 2, optimizer).backward()
             >>> optimizer.step()
         """
-        check_free(self.awp, self.keep_best, self.hidden)
+        check_free(self.awp, self.keep_best, self.hidden, optimizer)
         labels = self._begin_step(x, y)
         worst, ascent = None, None
         if self._perturbs():
@@ -416,12 +422,16 @@ class AdversarialTraining(PerturbedLoss):
         return self._errors(output, labels).mean() if self._margin else self.target.mean_error(output, labels)
 
     def _robust_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
-        """Fraction right at the perturbations of the input alone, in evaluation mode, over all processes."""
+        """Fraction right at the perturbations of the input alone, if there are any, in evaluation mode, over all processes."""
         deferred = self._checks if self._checks.defers(y) else None
         labels, model = self.target.labels(y, batch_size(x), deferred), unwrap(self.model)
         with eval_mode(model):
-            worst = self._search(x, labels, self._start(x), self._settings(x, labels, hidden=False))
-            right = self.target.decide(evaluate(model, x, worst, self._read, copies=1)) == labels
+            if self._radius() > 0:
+                worst = self._search(x, labels, self._start(x), self._settings(x, labels, hidden=False))
+                output = evaluate(model, x, worst, self._read, copies=1)
+            else:
+                output = self._forward(x)
+            right = self.target.decide(output) == labels
         right = gathered(right.float()) if is_shared(self.model) else right.float()
         return right.mean()
 
