@@ -197,6 +197,11 @@ class Claim:
             )
 
 
+def from_seed(first: int) -> Callable[[Mapping[str, VariantResult]], bool]:
+    """The premise of a claim that the seeds before `first` suggested: only later ones decide it."""
+    return lambda results: all(result.seed >= first for result in results.values())
+
+
 def gap_claim(text: str, source: str, variant: str, than: str, *, wider: bool = False) -> Claim:
     """The claim that the gap between training and test curves is smaller in `variant` than in the variant `than`, or `wider`."""
     bounds: dict[str, Any] = {"above": 0.0} if wider else {"below": 0.0}

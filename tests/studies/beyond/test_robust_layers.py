@@ -97,6 +97,13 @@ def test_claim_compares_with_the_better_third():
     assert STUDY.claims(QUICK)[0].effect(numbers) == pytest.approx(0.05)
 
 
+def test_claims_are_judged_by_seeds_that_did_not_suggest_them():
+    for scale, expected in (("quick", [True, True]), ("full", [False, True])):
+        for claim in STUDY.claims(SCALES[scale]):
+            results = [{name: VariantResult(name, seed) for name in claim.variants} for seed in (4, 5)]
+            assert [claim.premise is None or claim.premise(result) for result in results] == expected
+
+
 @pytest.mark.slow
 def test_one_training_is_measured_and_drawn(tmp_path: Path):
     scale = replace(QUICK, epochs=5, points=20, data={"name": "digits", "train": 40, "test": 40})

@@ -26,7 +26,7 @@ from excite.runs import Run, load_run
 from excite.studies.beyond.robust_overfitting import PGD, ByEpoch, LastEpochMeasurement, OverfittingScale, every
 from excite.studies.beyond.robust_overfitting import SCALES as OVERFITTING
 from excite.studies.beyond.robust_overfitting import variants as overfitting_variants
-from excite.studies.study import Claim, Study, Variant, VariantResult
+from excite.studies.study import Claim, Study, Variant, VariantResult, from_seed
 from excite.train.config import TrainConfig, parse_config
 from excite.train.evaluate import SavedModel, load_model
 from excite.train.from_config import find_device, train
@@ -46,6 +46,7 @@ LATE, BEFORE = f"every layer, ρ {RHO:g} from half of training on", f"before eac
 ONCE = f"every layer, ρ {RHO:g}, all in the last search step"
 FREE = f"every layer, ρ {RHO:g}, the weights updated after each of four search steps, half the epochs"
 _OWN = "not in the papers"
+FIRST_NEW_SEED = 5  # at scale full; seeds before it suggested the claims
 _HIDDEN = ("1.first", "1.second", "2.skip", "2.first", "2.second", "7")  # affine layers behind the input, in order
 _NORMS = ("1.norm1", "1.norm2", "2.norm1", "2.norm2", "3")  # normalizations of the same network
 
@@ -137,52 +138,38 @@ def with_epochs(variant: Variant, epochs: int) -> Variant:
 def claims(scale: OverfittingScale) -> list[Claim]:
     """Sentences and the numbers that decide them."""
     last = "robust test accuracy after the last epoch"
+    premise = from_seed(FIRST_NEW_SEED) if scale.name == "full" else None
+
+    def higher(
+        text: str, better: str, than: str, key: str = "test_last", measure: str = last, above: float = 0.0
+    ) -> Claim:
+        return Claim(
+            text, _OWN, f"{measure}, {better} minus {than}", (than, better),
+            lambda n: getattr(n[better], key) - getattr(n[than], key), above=above, premise=premise,
+        )  # fmt: skip
+
     return [
         Claim(
             "all layers are better than the better third of them", _OWN, f"{last}, {ALL} minus the larger of the two thirds",
             (ALL, SHALLOW, DEEP), lambda n: n[ALL].test_last - max(n[SHALLOW].test_last, n[DEEP].test_last), above=0.0,
+            premise=premise,
+        ),
+        higher("every layer perturbed in two steps is more robust than PGD training with five, at about half the cost", TWO, PGD),
+        higher(
+            "weights updated after every search step (free adversarial training) lose at most two points, at about half the cost",
+            FREE, ALL, above=-0.02,
         ),
         Claim(
-            "two search steps give the same gap as five", _OWN, "gap after the last epoch, two steps minus five", (ALL, TWO),
-            lambda n: n[TWO].gap_last - n[ALL].gap_last, within=0.03,
+            "hidden layers moved in the last search step alone do as well", _OWN, f"{last}, {ONCE} minus {ALL}", (ALL, ONCE),
+            lambda n: n[ONCE].test_last - n[ALL].test_last, within=0.02, premise=premise,
         ),
-        Claim(
-            "every layer perturbed in two steps is more robust than PGD training with five, at a lower cost", _OWN,
-            f"{last}, {TWO} minus {PGD}", (PGD, TWO), lambda n: n[TWO].test_last - n[PGD].test_last, above=0.0,
+        higher("perturbations from the start are better than from half of training on", ALL, LATE),
+        higher("perturbations behind the normalizations are better than in front of them", ALL, BEFORE),
+        higher(
+            "perturbing every layer makes the signals of the layers richer", ALL, PGD, "rank",
+            "effective rank over width of the hidden layers' inputs, mean over layers",
         ),
-        Claim(
-            "larger radii where richness is missing are better than equal relative ones", _OWN, f"{last}, {POOR} minus {ALL}",
-            (ALL, POOR), lambda n: n[POOR].test_last - n[ALL].test_last, above=0.0,
-        ),
-        Claim(
-            "perturbations from half of training on, where the learning rate falls, do as well as from the start", _OWN,
-            f"{last}, {LATE} minus {ALL}", (ALL, LATE), lambda n: n[LATE].test_last - n[ALL].test_last, within=0.02,
-        ),
-        Claim(
-            "perturbations behind the normalizations are better than in front of them", _OWN, f"{last}, {ALL} minus {BEFORE}",
-            (ALL, BEFORE), lambda n: n[ALL].test_last - n[BEFORE].test_last, above=0.0,
-        ),
-        Claim(
-            "perturbing only the samples that the network fits best does as well as perturbing all", _OWN,
-            f"{last}, {SMALL} minus {ALL}", (ALL, SMALL), lambda n: n[SMALL].test_last - n[ALL].test_last, within=0.02,
-        ),
-        Claim(
-            "hidden layers moved in the last search step alone do as well, at the cost of PGD training", _OWN,
-            f"{last}, {ONCE} minus {ALL}", (ALL, ONCE), lambda n: n[ONCE].test_last - n[ALL].test_last, within=0.02,
-        ),
-        Claim(
-            "weights updated after every search step (free adversarial training) do as well, at half the cost", _OWN,
-            f"{last}, {FREE} minus {ALL}", (ALL, FREE), lambda n: n[FREE].test_last - n[ALL].test_last, within=0.02,
-        ),
-        Claim(
-            "perturbing every layer makes the signals of the layers richer", _OWN,
-            "effective rank over width of the hidden layers' inputs, mean over layers, every layer minus PGD training", (PGD, ALL),
-            lambda n: n[ALL].rank - n[PGD].rank, above=0.0,
-        ),
-        Claim(
-            "and the margin at all layers larger", _OWN, "median relative margin at all layers, every layer minus PGD training",
-            (PGD, ALL), lambda n: n[ALL].layer_margin - n[PGD].layer_margin, above=0.0,
-        ),
+        higher("and the margin at all layers larger", ALL, PGD, "layer_margin", "median relative margin at all layers"),
     ]  # fmt: skip
 
 
@@ -326,6 +313,9 @@ STUDY = Study(
     variants,
     claims,
     (
+        "Eight claims at scale full, chosen and in part reworded after seeds 0 to 4 had been seen (11 claims before, none decided by them). Those seeds are left out of the "
+        "verdicts; `excite study plan` named 8 to 21 further ones. The table shows the means over all seeds.",
+        "Variants without a claim (one and four search steps, PGD training with two, radii by richness, small errors) keep five seeds.",
         "Hidden layers in order: the four convolutions of two residual blocks, the convolution of a skip, the linear layer. Shallow third: "
         "the first block; deep third: the last convolution and the linear layer.",
         "Radii by richness: inversely proportional to effective rank over width of each layer's input after PGD training with the same seed, with mean ρ.",
