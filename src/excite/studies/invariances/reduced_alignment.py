@@ -258,8 +258,6 @@ STUDY = Study(
         "Convolutions: 2×8 inputs, kernels of 3 to 4 and 4 channels, linear 16 → 6 → 1. Residual blocks: 8 → 6, two blocks "
         "σ(U σ(Y x) + Z x) of width 6, 6 → 1. Fully connected: 8 → 6 → 6 → 6 → 1.",
         "Steps are 0.001 ‖θ‖ long (a step size of about 1/loss).",
-        "After five seeds one claim was undecided. `excite study plan` gave 48 seeds; that number was fixed before the run, which "
-        "includes the first five.",
     ),
     asks="alignment of convolutions",
     seconds={"quick": 26, "paper": 440},

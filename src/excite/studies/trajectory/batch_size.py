@@ -202,8 +202,6 @@ STUDY = Study(
         "The paper does not say how its number of steps depends on the batch; here it is the same for all, as in its figure.",
         "The authors' program divides the update of a whole batch by the error of its first sample. Here every sample has its own "
         "update and error, so that batches do not average directions away.",
-        "After ten repeats (on a GPU) one claim was undecided. `excite study plan` gave 83 repeats; that number was fixed before the "
-        "run, which includes the seeds of the first ten.",
     ),
     asks="trajectory and batch size",
     seconds={"quick": 27},
