@@ -226,6 +226,19 @@ def test_modules_of_one_head_are_measured():
     assert float(measured[heads[1]]) == pytest.approx(float(scores.detach().max()), rel=1e-12)
 
 
+def test_a_router_below_attention_is_none():
+    class AttentionAndExperts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixed = nn.Sequential(nn.Linear(8, 3), nn.Softmax(-1))
+
+        def forward(self, x):
+            return self.mixed(x)
+
+    with pytest.raises(excite.ModelError, match="no attention can be seen"):
+        AttentionLogits().attach(StepContext(AttentionAndExperts(), 0, example=torch.randn(4, 7, 8)))
+
+
 def test_heads_in_front_of_sequences_are_refused():
     """Taken for sequences in front, numbers of different heads would be mixed in silence."""
     model = FormsGPT("HeadsInFront")

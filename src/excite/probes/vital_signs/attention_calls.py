@@ -193,9 +193,10 @@ class AttentionMode(TorchFunctionMode):
         if not isinstance(logits, Tensor) or dim not in (-1, logits.dim() - 1) or logits.dim() not in (3, 4):
             return
         if logits.dim() == 3:
-            # (sequences, tokens, classes) is no attention; (sequences · heads, queries, keys) is, inside a module named so.
-            module = self._module()
-            named = "att" in module.rpartition(".")[2].lower() or f"{module}.".startswith(self._inside)
+            # (sequences, tokens, classes) is no attention; (sequences · heads, queries, keys) is, in a module named so, or below one
+            # if there are as many keys as queries: (sequences, tokens, experts) is not.
+            module, square = self._module(), logits.shape[-1] == logits.shape[-2]
+            named = "att" in module.rpartition(".")[2].lower() or (square and f"{module}.".startswith(self._inside))
             if not named or logits.shape[0] % self._sequences:
                 return
             logits = self._with_heads(logits)
