@@ -6,6 +6,7 @@ is not what its authors published.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -47,9 +48,26 @@ class Source:
         return tuple(file for archive in self.archives for file in archive.files)
 
 
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-# The authors' repository; their mirror on S3 serves the same bytes, but not by https.
-_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+# Name and size of the four files of MNIST, and of sets in its format.
+_IDX_FILES = (
+    ("train-images-idx3-ubyte", 47040016),
+    ("train-labels-idx1-ubyte", 60008),
+    ("t10k-images-idx3-ubyte", 7840016),
+    ("t10k-labels-idx1-ubyte", 10008),
+)
+
+
+def _idx_source(name: str, url: str, hashes: Sequence[tuple[str, str]]) -> Source:
+    """A set in MNIST's format below an address; `hashes` are the SHA-256 of each file, compressed and unpacked."""
+    return Source(
+        name,
+        name,
+        tuple(
+            Archive(f"{url}/{file}.gz", compressed, (File(file, size, unpacked),))
+            for (file, size), (compressed, unpacked) in zip(_IDX_FILES, hashes, strict=True)
+        ),
+    )
+
 
 SOURCES: dict[str, Source] = {
     "cifar10": Source(
@@ -71,56 +89,24 @@ SOURCES: dict[str, Source] = {
             ),
         ),
     ),
-    "mnist": Source(
+    "mnist": _idx_source(
         "mnist",
-        "mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
         (
-            Archive(
-                f"{_MNIST}/train-images-idx3-ubyte.gz",
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                (File("train-images-idx3-ubyte", 47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),),
-            ),
-            Archive(
-                f"{_MNIST}/train-labels-idx1-ubyte.gz",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                (File("train-labels-idx1-ubyte", 60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),),
-            ),
-            Archive(
-                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                (File("t10k-images-idx3-ubyte", 7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),),
-            ),
-            Archive(
-                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                (File("t10k-labels-idx1-ubyte", 10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),),
-            ),
+            ("440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+            ("3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+            ("8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+            ("f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
         ),
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": _idx_source(
         "fashion-mnist",
-        "fashion-mnist",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
         (
-            Archive(
-                f"{_FASHION}/train-images-idx3-ubyte.gz",
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                (File("train-images-idx3-ubyte", 47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),),
-            ),
-            Archive(
-                f"{_FASHION}/train-labels-idx1-ubyte.gz",
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                (File("train-labels-idx1-ubyte", 60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),),
-            ),
-            Archive(
-                f"{_FASHION}/t10k-images-idx3-ubyte.gz",
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                (File("t10k-images-idx3-ubyte", 7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),),
-            ),
-            Archive(
-                f"{_FASHION}/t10k-labels-idx1-ubyte.gz",
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                (File("t10k-labels-idx1-ubyte", 10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),),
-            ),
+            ("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
+            ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
+            ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
+            ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
         ),
     ),
 }  # fmt: skip
