@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from excite.margin import SearchOptions, margins
+from excite.margin.batches import _noise, _without_blocks
 from excite.margin.problem import AdversarialPerturbations, MarginProblem
 from excite.margin.search import search
 from models import build
@@ -94,6 +95,20 @@ def test_far_classes_are_not_searched_one_by_one(norm: str, monkeypatch: pytest.
     monkeypatch.setattr("excite.margin.batches._FAR_CLASS", math.inf)
     assert torch.equal(margins(model, x, y, norm=norm, options=options).values, found.values)
     assert (torch.cat(towards[len(towards) // 2 :]) >= 3).any()
+
+
+@pytest.mark.parametrize("shape", [(50, 3, 32, 32), (50, 1, 5, 12), (50, 40), (50, 6, 7)])
+def test_half_of_the_blocks_of_a_perturbation_are_set_to_zero(shape: tuple[int, ...]) -> None:
+    d = torch.ones(shape, dtype=torch.float64)
+    kept = _without_blocks(d, _noise(0))
+    assert ((kept == 0) | (kept == 1)).all()
+    assert float(kept.mean()) == pytest.approx(0.5, abs=0.1)  # at least 2,000 draws: a standard error of 0.01
+    assert not torch.equal(kept[0], kept[1])
+    if len(shape) == 4:
+        assert torch.equal(kept, kept[:, :1].expand_as(kept))  # the same in all channels
+    if shape[-1] == 32:
+        blocks = kept.unfold(2, 4, 4).unfold(3, 4, 4)
+        assert torch.equal(blocks, blocks[..., :1, :1].expand_as(blocks))
 
 
 def test_margin_within_bounds_is_a_linear_program_in_norm_inf() -> None:

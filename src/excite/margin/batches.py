@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from excite.margin.budget import ROUNDS, TARGET_STEPS
@@ -26,6 +27,7 @@ _FEW = 1024  # inputs of fewer elements are explored from random perturbations t
 _SAMPLES = 8  # random perturbations of which the most promising starts a search
 TARGETS = 9  # nearest classes that are searched one by one,
 _FAR_CLASS = 3.0  # if they are at most this many times as far away as the nearest one
+_BLOCKS = 8  # squares along a side of an image, of which half are set to zero
 _TARGETS = 1000  # dataset points towards which points may be moved
 # Searches from random perturbations, and around the best one. Where several linear pieces meet, which is where the minima of
 # networks with few inputs lie, gradients jump from one to the other: a long average of them points along the edge.
@@ -51,16 +53,16 @@ class BatchedSearch:
     runs: list[Tensor] = field(default_factory=list)  # radii (N,) found by each independent search
     start: AdversarialPerturbations | None = None  # perturbations known beforehand: one more search begins there
     targets: int = TARGETS  # nearest classes that are searched one by one
-    rounds: int = ROUNDS  # short searches from random perturbations after those
+    rounds: int = ROUNDS  # short searches from parts of the best perturbation after those
     retry: bool = True  # points without an adversarial example are searched again
     left_out: str | None = None  # what a budget left out
 
     def __post_init__(self) -> None:
         x, decision = self.problem.x, self.problem.decision
+        self.noise = _noise(self.seed)
         self.problem = replace(
             self.problem, decision=replace(decision, unit=unit_of_outputs(self.f, decision.threshold))
         )
-        self.noise = _noise(self.seed)
         self.correct = decision.predicted(self.f) == decision.labels
         self.estimate = x.new_zeros(len(x))  # distance to the boundary by the gradient at the clean point
         # not adversarial by gradients, but on the way to another point
@@ -151,8 +153,9 @@ class BatchedSearch:
         """Many classes: short searches towards each of the nearest classes, within the best radius so far.
 
         A search that follows the nearest class tends to stay with the first it falls to. Each starts at the best radius, down
-        the gradient of the difference to its class at the point; the last ones from random perturbations of that size. Classes
-        whose boundary is much farther away to first order than the nearest one's and the best radius are left out.
+        the gradient of the difference to its class at the point. Classes whose boundary is much farther away to first order than
+        the nearest one's and the best radius are left out. The last searches start from the best perturbation with random blocks
+        of it set to zero, towards the same class: where longer attacks find less, it is of that class as a rule, in another region.
         """
         if self.problem.decision.classes <= 2 or not self.targets:
             return
@@ -163,18 +166,24 @@ class BatchedSearch:
             for classes, gradient, distance in starts:
                 rows = torch.nonzero(distance <= max_distance)[:, 0]
                 if len(rows):
-                    self._search_towards(perturbations, index[rows], classes[rows], gradient[rows])
+                    below = perturbations.radius[index[rows]]
+                    start = problem.constraint.direction(-gradient[rows]) * column(below, gradient)
+                    self._search_towards(perturbations, index[rows], classes[rows], start)
+            found = problem.decision.decided(problem.x + perturbations.d[index])
+            found = torch.where(found == problem.decision.labels, starts[0][0], found)  # undone by rounding
             for _ in range(self.rounds):
-                self._search_towards(perturbations, index, None, self.noise(problem.x.shape, problem.x))
+                part, below = _without_blocks(perturbations.d[index], self.noise), perturbations.radius[index]
+                size = problem.constraint.length(part).clamp_min(torch.finfo(part.dtype).tiny)
+                self._search_towards(perturbations, index, found, part * column(below / size, part))
 
     def _search_towards(
-        self, perturbations: AdversarialPerturbations, index: Tensor, classes: Tensor | None, gradient: Tensor
+        self, perturbations: AdversarialPerturbations, index: Tensor, classes: Tensor, start: Tensor
     ) -> None:
-        """A short search of the points `index` from down the gradient at the best radius, towards classes (N,) if given."""
+        """A short search of the points `index` towards classes (N,), from `start` of the norm of the best radius."""
         problem, below = self.problem.rows(index), perturbations.radius[index]
         constraint = problem.constraint
         towards = replace(problem, decision=replace(problem.decision, target=classes))
-        start = constraint.project(constraint.direction(-gradient) * column(below, gradient), below)
+        start = constraint.project(start, below)
         result = search(towards, TARGETED[constraint.norm], TARGET_STEPS, start, self.noise, below)
         perturbations.update(index, result.radius, result.d)
 
@@ -285,6 +294,15 @@ def _promising(problem: MarginProblem, max_radius: Tensor, noise: Noise) -> Tens
         better = radius < best
         best, chosen = torch.where(better, radius, best), torch.where(column(better, d), d, chosen)
     return chosen
+
+
+def _without_blocks(d: Tensor, noise: Noise) -> Tensor:
+    """d with half of it set to zero: of images squares of an eighth of the side, of anything else single elements."""
+    if d.dim() != 4:
+        return d * (noise(d.shape, d) > 0)
+    sides = [min(_BLOCKS, side) for side in d.shape[2:]]
+    kept = (noise(torch.Size((len(d), 1, *sides)), d) > 0).to(d.dtype)
+    return d * F.interpolate(kept, size=d.shape[2:])
 
 
 def default_batch(x: Tensor) -> int:

@@ -16,7 +16,7 @@ from excite.margin.problem import MarginProblem
 Unit = Literal["passes", "seconds"]
 SearchBudget = tuple[float, Unit]
 TARGET_STEPS = 14  # of a search towards one class
-ROUNDS = 1  # such searches from random perturbations, after those towards classes
+ROUNDS = 2  # such searches from parts of the best perturbation, after those towards classes
 _LINE_SEARCH = 8 + 2 + 6  # forward passes of the line search at the end, and of the check against rounding
 _STEPS = (40, 30, 20, 14, 10, 7, 5, 3, 2)
 
@@ -41,7 +41,7 @@ class Effort:
         """Forward and backward passes per point, at most; those of `retry` excepted."""
         many = self.classes > 2
         choices = 1 + min(10, self.classes - 1) if many else 0
-        towards = (choices + 2 * TARGET_STEPS * (self.targets + ROUNDS)) if many and self.targets else 0
+        towards = (choices + 2 * TARGET_STEPS * (self.targets + ROUNDS) + 1) if many and self.targets else 0
         polish = 2 * max(2, 2 * self.steps // 5)
         explored = self.restarts // 3 if self.few else 0
         edges = 2 * 2 * 2 * self.steps if explored else 0

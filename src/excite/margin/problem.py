@@ -61,6 +61,11 @@ class Decision:
         """(N,): the classes decided for."""
         return (f > self.threshold).long() if self.classes == 1 else f.argmax(1)
 
+    def decided(self, z: Tensor) -> Tensor:
+        """(N,): the classes decided for at z."""
+        with torch.no_grad():
+            return self.predicted(self.outputs(z))
+
     def logit_margin(self, f: Tensor) -> Tensor:
         """(N,): how far the outputs are from changing the decision, times `unit`."""
         margin = self._logit_margin(f)
