@@ -76,8 +76,8 @@ def planted_test(problem: MarginProblem, radius: Tensor, steps: int, noise: Nois
 def _find(problem: MarginProblem, steps: int, noise: Noise) -> AdversarialPerturbations:
     """Three searches as `margins` makes them, and the way to the boundary; nothing is known of where the examples are."""
     perturbations: AdversarialPerturbations | None = None
+    clean = CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
     for plan in PLANS[problem.constraint.norm][:3]:
-        clean = CleanPoints(*problem.decision.gradients(problem.x), problem.constraint.init_radius)
         result = search(problem, plan, steps, clean, noise)
         if perturbations is None:
             perturbations = result
