@@ -169,12 +169,12 @@ class BatchedSearch:
                     below = perturbations.radius[index[rows]]
                     start = problem.constraint.direction(-gradient[rows]) * column(below, gradient)
                     self._search_towards(perturbations, index[rows], classes[rows], start)
-            found = problem.decision.decided(problem.x + perturbations.d[index])
-            found = torch.where(found == problem.decision.labels, starts[0][0], found)  # undone by rounding
+            decided = problem.decision.decided(problem.x + perturbations.d[index])
+            decided = torch.where(decided == problem.decision.labels, starts[0][0], decided)  # undone by rounding
             for _ in range(self.rounds):
-                part, below = _without_blocks(perturbations.d[index], self.noise), perturbations.radius[index]
-                size = problem.constraint.length(part).clamp_min(torch.finfo(part.dtype).tiny)
-                self._search_towards(perturbations, index, found, part * column(below / size, part))
+                start, below = _without_blocks(perturbations.d[index], self.noise), perturbations.radius[index]
+                size = problem.constraint.length(start).clamp_min(torch.finfo(start.dtype).tiny)
+                self._search_towards(perturbations, index, decided, start * column(below / size, start))
 
     def _search_towards(
         self, perturbations: AdversarialPerturbations, index: Tensor, classes: Tensor, start: Tensor
@@ -301,8 +301,8 @@ def _without_blocks(d: Tensor, noise: Noise) -> Tensor:
     if d.dim() != 4:
         return d * (noise(d.shape, d) > 0)
     sides = [min(_BLOCKS, side) for side in d.shape[2:]]
-    kept = (noise(torch.Size((len(d), 1, *sides)), d) > 0).to(d.dtype)
-    return d * F.interpolate(kept, size=d.shape[2:])
+    blocks = (noise(torch.Size((len(d), 1, *sides)), d) > 0).to(d.dtype)
+    return d * F.interpolate(blocks, size=d.shape[2:])
 
 
 def default_batch(x: Tensor) -> int:

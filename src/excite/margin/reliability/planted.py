@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -91,10 +92,7 @@ def _plant(
 ) -> tuple[MarginProblem, Tensor, Tensor]:
     """The problem with planted outputs, the distances of the planted examples, and where planting was possible (N,)."""
     decision, constraint, x = problem.decision, problem.constraint, problem.x
-
-    def features_at(z: Tensor) -> Tensor:
-        return features(decision.model, layer, z, decision.output)
-
+    features_at = partial(features, decision.model, layer, output=decision.output)
     with torch.no_grad():
         example, *inner_d = _random(constraint, x, [radius, *(size * radius for size in _sizes())], noise)
         inner = torch.stack([features_at(x + d) for d in inner_d], 1)
