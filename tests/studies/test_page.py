@@ -80,6 +80,16 @@ def test_pages_say_where_seeds_are_missing(page: Path) -> None:
     assert [line for line in text.splitlines() if line.startswith("- That is ")] == expected
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=lambda page: page.stem)
+def test_rows_of_a_table_have_as_many_cells(page: Path) -> None:
+    """A bar inside a cell, as of |log2|, has a backslash."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [len(re.split(r"(?<!\\)\|", line)) for line in lines]
+    separators = [number for number, line in enumerate(lines) if line.startswith("| ---")]
+    for start, end in zip(separators, [*(number - 1 for number in separators[1:]), len(lines)], strict=True):
+        assert set(cells[start - 1 : end]) == {cells[start]}
+
+
 def test_missing_seeds_are_named_by_variant() -> None:
     names = [
         "plain (seed 3)",

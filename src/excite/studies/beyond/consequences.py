@@ -193,7 +193,7 @@ def claims(scale: StepsScale) -> list[Claim]:
         *(
             Claim(
                 f"{label}: the rotation per step is within 15 % of the predicted one", SOURCES[ROTATION],
-                "mean of |log2| of measured over predicted angle per step, over the grid", (ROTATION,),
+                "mean absolute value of log2 of measured over predicted angle per step, over the grid", (ROTATION,),
                 partial(_rotation_error, name), below=0.2,
             )
             for label, name in (("AdamW", "adamw"), ("SGD with momentum", "sgd"))
@@ -274,7 +274,7 @@ STUDY = Study(
     Computed(
         compute,
         {
-            "error_adamw": ("AdamW, |log2| of ratio", "{:.3f}"), "error_sgd": ("SGD, |log2| of ratio", "{:.3f}"), "order": ("rank correlation", "{:.2f}"),
+            "error_adamw": ("AdamW, absolute log2 of ratio", "{:.3f}"), "error_sgd": ("SGD, absolute log2 of ratio", "{:.3f}"), "order": ("rank correlation", "{:.2f}"),
             "worst": ("largest fraction of the bound", "{:.2f}"), "drift": ("drift of the imbalance", "{:.1e}"), "loss": ("last loss", "{:.1e}"),
         },
         draw,

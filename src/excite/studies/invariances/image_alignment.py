@@ -231,12 +231,12 @@ def claims(scale: StepsScale) -> list[Claim]:
                 single(f"{network}: a fully connected layer stays below 0.99 of rank one {words}", variant, "least", f"least {ratio} of the hidden ones", _INTRODUCTION, below=0.99).quoting(_REDUCED, "threshold"),
                 single(f"{network}: that layer has settled {words}", variant, "settled", f"change of {ratio} in the last fifth of training", _INTRODUCTION, within=SETTLED).quoting(_REDUCED, "threshold"),
                 rungs(f"{network}: fully connected layers come closer to rank one {words}", variant, [f"closer_{name}" for name in DENSE[network]], f"{ratio}, end minus start, every hidden one", above=0.0).quoting(_RANK_ONE, "weaker"),
-                rungs(f"{network}: adjacent fully connected layers align {words}", variant, [f"aligned_{name}" for name in JUNCTIONS[network]], "|⟨v, u⟩| at the end, every pair", above=0.9).quoting(_RANK_ONE, "threshold"),
+                rungs(f"{network}: adjacent fully connected layers align {words}", variant, [f"aligned_{name}" for name in JUNCTIONS[network]], "absolute value of ⟨v, u⟩ at the end, every pair", above=0.9).quoting(_RANK_ONE, "threshold"),
             ]  # fmt: skip
         hidden = [name for name, _ in make(network, 0).named_parameters() if name != "out.weight"]
         result += [
             single(f"{network}: equation 13 with 2 for 8", grown, "room", f"least measured ratio minus 1/K − D/‖W‖²_F, all layers, {MEASUREMENTS + 1} measurements", above=-0.005, kind="universal").quoting(_BOUND, "stronger"),
-            single(f"{network}: every two neighbouring layers align better than at the start", grown, "turned", "|⟨v, u⟩|, end minus start, the least of all junctions", above=0.0).quoting(_RANK_ONE, "ours"),
+            single(f"{network}: every two neighbouring layers align better than at the start", grown, "turned", "absolute value of ⟨v, u⟩, end minus start, the least of all junctions", above=0.0).quoting(_RANK_ONE, "ours"),
             rungs(f"{network}: training lowers the effective rank of every hidden layer", sgd, [f"rank_{name.removesuffix('.weight')}" for name in hidden], "effective rank of the weights, end over start, every layer", below=1.0).quoting(_HUH, "ours"),
         ]  # fmt: skip
     return result
