@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from excite.data import load
-from excite.errors import InputError
+from excite.errors import ExciteError, InputError
 from excite.excitation import AdversarialTraining
 from excite.margin import SearchOptions, margins
 from excite.margin.fixed_radius import RobustAccuracy, broken_at, robust_accuracy
@@ -160,3 +160,10 @@ def test_bad_input(change, match):
     model, x, y = linear(4)
     with pytest.raises(InputError, match=match):
         robust_accuracy(**{"model": model, "x": x, "y": y, "radii": [0.1], "classes": 4, **change})
+
+
+def test_lazy_modules_are_refused_before_a_pass() -> None:
+    model = torch.nn.LazyLinear(3)
+    with pytest.raises(ExciteError, match="not initialized yet"):
+        robust_accuracy(model, torch.rand(4, 5), torch.tensor([0, 1, 2, 0]), 0.1)
+    assert torch.nn.parameter.is_lazy(model.weight)

@@ -30,6 +30,7 @@ from excite._core.checks import (
 )
 from excite._core.preserve import device_of, eval_mode
 from excite._core.randomness import own_randomness
+from excite._core.wrappers import refuse_lazy
 from excite.errors import InputError
 from excite.excitation import AdversarialTraining
 from excite.margin.inputs import SearchOptions
@@ -79,7 +80,7 @@ def broken_at(
     Raises:
         InputError: if an argument is of the wrong kind, or the radii are not ascending.
     """
-    check_model(model)
+    refuse_lazy(check_model(model))  # the number of classes takes a pass
     restarts, batch, seed = check_count(restarts, "restarts"), check_count(batch, "batch"), check_seed(seed)
     radii = check_numbers(radii, "radii", 0)
     if not radii or any(a > b for a, b in pairwise(radii)):
