@@ -25,7 +25,7 @@ load on a machine slows all of them equally: medians, with quartiles.
 REST = "<!-- measured separately: kept by python -m benchmarks -->"
 QUICK = {
     "excitation": ["--repeats", "9"],
-    "margins": ["--points", "500", "--repeats", "2", "--networks", "plain", "excited"],
+    "margins": ["--points", "170", "--repeats", "1", "--epochs", "2", "--threads", "1", "--processor-time"],
     "richness": ["--repeats", "3", "--points", "2000"],
 }
 
